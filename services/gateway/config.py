@@ -1,0 +1,35 @@
+"""Settings of the gateway."""
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from services.settings import ByteSize, DrainTimeout, LogLevel, NatsUrl, describe
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True):
+    host: Annotated[str, describe("Address to serve on.")] = "127.0.0.1"
+    port: Annotated[int, describe("Port to serve on; 0 lets the system choose.", ge=0, le=65535)] = 8080
+    gateway_id: Annotated[
+        str, describe("Name of this gateway on the bus; empty draws one.", pattern="^[A-Za-z0-9-]{0,64}$")
+    ] = ""
+    nats_url: NatsUrl = "nats://127.0.0.1:4222"
+    api_keys: Annotated[
+        tuple[str, ...],
+        describe("Keys that clients must send, separated by commas; none: everyone is served."),
+    ] = ()
+    body_limit: Annotated[ByteSize, describe("Largest request body; a larger one is a 413.")] = ByteSize(64 * 2**20)
+    database: Annotated[str, describe("SQLite file of the sessions; empty keeps none.")] = ""
+    session_rows: Annotated[int, describe("Requests kept in the database; the oldest go first.", ge=100)] = 100_000
+    default_max_tokens: Annotated[
+        int, describe("Output tokens of a request that sets no limit; 0 allows what the context holds.", ge=0)
+    ] = 0
+    resume_timeout: Annotated[
+        float, describe("Seconds that a stream waits for another engine when its own is lost.", ge=0)
+    ] = 60.0
+    keepalive: Annotated[
+        float,
+        describe("Seconds between `data:` chunks without content while a stream has nothing to say.", gt=0),
+    ] = 5.0
+    drain_timeout: DrainTimeout = 30.0
+    log_level: LogLevel = "info"
