@@ -5,8 +5,11 @@ its type, bounds and description are those of the field's annotation, so that va
 generated page `docs/configuration.md` cannot disagree.
 """
 
+import math
 import os
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -14,19 +17,17 @@ from msgspec import Meta, Struct
 
 PREFIX = "SAMOVAR_"
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", re.IGNORECASE | re.ASCII)
+_LETTERS = "KMGT"
 _UNITS = {
     "": 1,
     "B": 1,
-    "K": 2**10,
-    "KIB": 2**10,
-    "M": 2**20,
-    "MIB": 2**20,
-    "G": 2**30,
-    "GIB": 2**30,
-    "T": 2**40,
-    "TIB": 2**40,
+    # `4G`, `4Gi` (Kubernetes) and `4GiB` are the same, `4GB` is decimal.
+    **{letter + end: 2 ** (10 * power) for power, letter in enumerate(_LETTERS, 1) for end in ("", "I", "IB")},
+    **{letter + "B": 10 ** (3 * power) for power, letter in enumerate(_LETTERS, 1)},
 }
-_DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_SIZE_EXAMPLE = "like 4GiB, 512MiB or 1048576"
 
 
 class SettingsError(ValueError):
@@ -38,16 +39,12 @@ class ByteSize(int):
 
     @classmethod
     def parse(cls, text: str) -> "ByteSize":
-        number = text.strip().rstrip("BKMGTibkmgtI ")
-        unit = text.strip()[len(number) :].strip().upper()
-        scale = _UNITS.get(unit) or _DECIMAL_UNITS.get(unit)
-        try:
-            value = float(number) * (scale or 0)
-        except ValueError:
-            value = -1.0
-        if scale is None or value < 0:
-            raise ValueError(f"{text!r} is no size: write it like 4GiB, 512MiB or 1048576")
-        return cls(value)
+        """Raises ValueError that says how to write a size."""
+        match = _SIZE.fullmatch(text.strip())
+        scale = _UNITS.get(match[2].upper()) if match else None
+        if match is None or scale is None:
+            raise ValueError(f"{text!r} is no size: write it {_SIZE_EXAMPLE}")
+        return cls(Decimal(match[1]) * scale)
 
     def __str__(self) -> str:
         for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -77,72 +74,116 @@ def variable(field: str) -> str:
     return PREFIX + field.upper()
 
 
-def _decode(kind: type, value: Any) -> Any:
-    if kind is ByteSize:
-        return ByteSize.parse(str(value))
-    raise TypeError(f"no setting may have the type {kind}")
-
-
 def load(config: type[Config], environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     """Read a config from the environment; `overrides` (from CLI flags, None = not given) win.
 
     An empty variable counts as not set. Raises SettingsError naming the variable at the first bad value.
     """
     environ = os.environ if environ is None else environ
+    hints = get_type_hints(config, include_extras=True)
     values: dict[str, Any] = {}
-    for field in config.__struct_fields__:
-        raw = overrides.get(field)
-        if raw is None:
-            raw = environ.get(variable(field)) or None
-        if raw is not None:
-            values[field] = raw if not isinstance(raw, str) or not _is_tuple(config, field) else _split(raw)
-    for field, value in values.items():
-        try:
-            msgspec.convert({field: value}, _single(config, field), strict=False, dec_hook=_decode)
-        except (msgspec.ValidationError, ValueError) as error:
-            reason = str(error).replace(f" - at `$.{field}`", "")
-            raise SettingsError(f"{variable(field)}={value!r}: {reason}") from None
+    for field in msgspec.structs.fields(config):
+        name, kind = variable(field.name), hints[field.name]
+        value = overrides.get(field.name)
+        if value is None:
+            value = environ.get(name) or None
+        if value is not None:
+            try:
+                values[field.name] = _convert(value, kind)
+            except (ValueError, msgspec.ValidationError):
+                raise SettingsError(f"{name}={value!r}: write {_expected(kind)}") from None
+        elif field.required:
+            raise SettingsError(f"{name} is not set: write {_expected(kind)}")
     try:
-        return msgspec.convert(values, config, strict=False, dec_hook=_decode)
-    except msgspec.ValidationError as error:  # a __post_init__ that compares fields
+        return config(**values)
+    except ValueError as error:  # of a __post_init__ that compares fields
         raise SettingsError(str(error)) from None
 
 
-def _is_tuple(config: type[Struct], field: str) -> bool:
-    kind = get_type_hints(config)[field]
-    return get_origin(kind) is tuple
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _single(config: type[Struct], field: str) -> type[Struct]:
-    kind = get_type_hints(config, include_extras=True)[field]
-    return msgspec.defstruct("One", [(field, kind)])
-
-
 def table(config: type[Struct]) -> list[tuple[str, str, str, str]]:
-    """Rows (variable, type, default, description) of a config, for the generated page."""
+    """Rows (variable, type and bounds, default, description) of a config, for the generated page."""
     hints = get_type_hints(config, include_extras=True)
     rows = []
     for field in msgspec.structs.fields(config):
         kind = hints[field.name]
-        text = next((m.description for m in get_args(kind)[1:] if isinstance(m, Meta) and m.description), "")
-        plain = get_type_hints(config)[field.name]
-        default = "" if field.default in (msgspec.NODEFAULT, None, "", ()) else field.default
-        if isinstance(default, tuple):
-            default = ",".join(map(str, default))
-        rows.append((variable(field.name), _type_name(plain), str(default), text))
+        text = next((meta.description for meta in _metas(kind) if meta.description), "")
+        rows.append((variable(field.name), _short(kind), _default(field.default), text))
     return rows
 
 
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is tuple:
+def _convert(value: Any, kind: Any) -> Any:
+    """A variable's text, or an override of any type, as the annotation wants it. Raises ValueError or
+    msgspec.ValidationError."""
+    plain = _plain(kind)
+    if plain is ByteSize:
+        return value if isinstance(value, ByteSize) else ByteSize.parse(str(value))
+    if isinstance(value, str):
+        if get_origin(plain) is tuple:
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        elif plain is not str:
+            value = value.strip()
+            if plain is bool:
+                value = _BOOLEANS.get(value.lower(), value)
+    value = msgspec.convert(value, kind, strict=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not finite")
+    return value
+
+
+def _plain(kind: Any) -> Any:
+    """The type within Annotated."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _metas(kind: Any) -> list[Meta]:
+    if get_origin(kind) is not Annotated:
+        return []
+    return [meta for meta in get_args(kind)[1:] if isinstance(meta, Meta)]
+
+
+def _name(plain: Any) -> str:
+    if get_origin(plain) is tuple:
         return "list"
-    args = [a for a in get_args(kind) if a is not type(None)]
-    if args and all(isinstance(a, str) for a in args):
-        return " | ".join(args)
-    if args:
-        return _type_name(args[0])
-    return {"ByteSize": "size", "str": "text", "int": "number", "float": "number", "bool": "yes/no"}[kind.__name__]
+    if get_origin(plain) is Literal:
+        return " | ".join(map(str, get_args(plain)))
+    return {ByteSize: "size", str: "text", int: "whole number", float: "number", bool: "yes | no"}[plain]
+
+
+def _bounds(kind: Any) -> str:
+    """` from 0 to 65535`, ` above 0`, ... or nothing."""
+    words = []
+    for meta in _metas(kind):
+        if meta.ge is not None and meta.le is not None:
+            words.append(f" from {meta.ge} to {meta.le}")
+            continue
+        bounds = (("of at least", meta.ge), ("above", meta.gt), ("of at most", meta.le), ("below", meta.lt))
+        words += [f" {word} {bound}" for word, bound in bounds if bound is not None]
+    return "".join(words)
+
+
+def _short(kind: Any) -> str:
+    """The type of a setting in the table."""
+    return _name(_plain(kind)) + _bounds(kind)
+
+
+def _expected(kind: Any) -> str:
+    """What to write, for an error message."""
+    plain = _plain(kind)
+    if plain is ByteSize:
+        return f"a size {_SIZE_EXAMPLE}"
+    if plain is bool or get_origin(plain) is Literal:
+        return "one of " + _name(plain).replace(" | ", ", ")
+    patterns = [f" that matches {meta.pattern}" for meta in _metas(kind) if meta.pattern]
+    article = "" if plain is str else "a "
+    return f"{article}{_name(plain)}{_bounds(kind)}{''.join(patterns)}"
+
+
+def _default(value: Any) -> str:
+    """A field's default as one would write it; empty where there is none."""
+    if value is None or value is msgspec.NODEFAULT:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -66,6 +66,9 @@ class Sampled:
     tokens: tuple[int, ...]
     finish: FinishReason | None = None
     """Set only by a runner that ends an answer itself (scripted `length`); else the scheduler decides."""
+    due: float = 0.0
+    """time.monotonic() before which running this request again gives nothing (scripted delays): it is left out of the
+    batches until then. 0: at once."""
 
 
 @dataclass(frozen=True, slots=True)

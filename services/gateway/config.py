@@ -19,7 +19,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         describe("Keys that clients must send, separated by commas; none: everyone is served."),
     ] = ()
     body_limit: Annotated[ByteSize, describe("Largest request body; a larger one is a 413.")] = ByteSize(64 * 2**20)
-    database: Annotated[str, describe("SQLite file of the sessions; empty keeps none.")] = ""
+    database: Annotated[str, describe("SQLite file of the sessions; empty keeps them in memory only.")] = ""
     session_rows: Annotated[int, describe("Requests kept in the database; the oldest go first.", ge=100)] = 100_000
     default_max_tokens: Annotated[
         int, describe("Output tokens of a request that sets no limit; 0 allows what the context holds.", ge=0)

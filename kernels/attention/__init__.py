@@ -1,0 +1,19 @@
+"""Causal attention of a mixed batch (prefill chunks and decodes) over paged K and V."""
+
+from torch import Tensor
+
+from kernels.attention import reference
+from kernels.attention.plan import AttentionPlan, plan_attention
+
+__all__ = ["AttentionPlan", "paged_attention", "plan_attention"]
+
+
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """softmax(q K^T * scale) V for each query over the tokens up to its own position (Vaswani et al. 2017), where
+    query head h reads K/V head h // (heads // kv_heads) (Ainslie et al. 2023).
+
+    q: [T, heads, head_dim], all queries of the step. keys, values: one layer's views of the pool,
+    [pages, page_tokens, kv_heads, head_dim], which hold the K and V of this step's tokens already. Returns a tensor
+    like q. What a page holds behind a sequence's end must be finite: it is weighted by 0.
+    """
+    return reference.paged_attention(q, keys, values, plan, scale)

@@ -1,0 +1,26 @@
+"""RMS norm and rotary position embedding.
+
+T: tokens of a step. H: heads. D: dims of a head. `x` has any float dtype, keeps it, and is computed in float32.
+"""
+
+from torch import Tensor
+
+from kernels.norm_rope import reference
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim (Zhang and Sennrich 2019). x [..., N], weight [N]."""
+    return reference.rms_norm(x, weight, eps)
+
+
+def rotary_angles(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [T, D/2], of `positions` int [T] times `inverse_frequencies` float32 [D/2] (radians)."""
+    return reference.rotary_angles(positions, inverse_frequencies)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + D/2) of every head by the token's angles (Su et al. 2021, in GPT-NeoX's pairing).
+
+    x [T, H, D]; cos, sin float32 [T, D/2] as of `rotary_angles`. Returns a new tensor like x.
+    """
+    return reference.rotate(x, cos, sin)

@@ -1,0 +1,55 @@
+"""Plain torch, any device: the oracle."""
+
+import torch
+from torch import Tensor
+
+_HEAD = 1024
+"""Most probable tokens looked at first for top_p; the whole vocabulary is sorted only where they do not reach it."""
+
+
+def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> None:
+    picked = logits[seen]
+    logits[seen] = torch.where(picked > 0, picked / penalty, picked * penalty)
+
+
+def count_penalty(logits: Tensor, tokens: Tensor, counts: Tensor, presence: float, frequency: float) -> None:
+    logits[tokens] -= presence + frequency * counts.to(logits.dtype)
+
+
+def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    below = logits.double() - logits.max(-1, keepdim=True).values
+    # The maximum goes first: a tiny temperature then overflows to -inf, whose weight is 0, and never to inf - inf.
+    weights = (below / temperature[:, None]).exp()
+    weights = _top_k(weights, top_k)
+    weights = _top_p(weights, top_p)
+    weights = weights * (weights >= min_p[:, None].clamp(max=1) * weights.max(-1, keepdim=True).values)
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1]
+    target = (uniform * total).minimum(total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+
+
+def _top_k(weights: Tensor, top_k: Tensor) -> Tensor:
+    vocabulary = weights.shape[1]
+    k = torch.where((top_k <= 0) | (top_k > vocabulary), vocabulary, top_k)
+    limited = k < vocabulary
+    if not bool(limited.any()):
+        return weights
+    highest = weights.topk(int(k[limited].max()), sorted=True).values
+    border = highest.gather(1, (k.clamp(max=highest.shape[1]) - 1)[:, None])
+    return weights * ((weights >= border) | ~limited[:, None])
+
+
+def _top_p(weights: Tensor, top_p: Tensor) -> Tensor:
+    limited = top_p < 1
+    if not bool(limited.any()):
+        return weights
+    mass = top_p * weights.sum(-1)
+    highest = weights.topk(min(_HEAD, weights.shape[1]), sorted=True).values
+    if bool((limited & (highest.sum(-1) < mass)).any()):
+        highest = weights.sort(-1, descending=True).values
+    before = highest.cumsum(-1).roll(1, -1)
+    before[:, 0] = 0
+    last = (before < mass[:, None]).sum(-1).clamp(min=1) - 1
+    border = highest.gather(1, last[:, None])
+    return weights * ((weights >= border) | ~limited[:, None])

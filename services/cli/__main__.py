@@ -1,0 +1,80 @@
+"""The command `samovar` (also `python -m services.cli`)."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from services.cli import up
+from services.settings import PREFIX, variable
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 for a failure, 2 for options or settings that cannot be used."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="samovar", description="A local LLM serving stack for coding agents.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_up(commands)
+    told = commands.add_parser("version", help="print the version")
+    told.set_defaults(run=_version)
+    return parser
+
+
+def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "up",
+        help="start the whole stack on this machine",
+        description="Start NATS, kvstore, engines and gateway on this machine, and keep them running until Ctrl-C.",
+        epilog="Each option sets an environment variable of the services; docs/configuration.md lists all of them.",
+    )
+    parser.set_defaults(run=_up)
+
+    def option(flag: str, field: str, help: str, metavar: str) -> None:
+        parser.add_argument(flag, dest=variable(field), help=f"{help} ({variable(field)})", metavar=metavar)
+
+    option("--model", "model", "a GGUF file, a folder of safetensors, a hub id, or scripted:FILE.jsonl", "MODEL")
+    option("--model-name", "model_name", "the name that clients send as `model`", "NAME")
+    option("--device", "device", "cpu, cuda or auto", "DEVICE")
+    option("--engines", "engines", "how many engines to start", "N")
+    option("--host", "host", "address to serve on", "ADDRESS")
+    option("--port", "port", "port to serve on; 0 takes a free one", "PORT")
+    option("--nats-port", "nats_port", "loopback port of NATS; 0 takes a free one", "PORT")
+    option("--max-model-len", "max_model_len", "longest prompt + output in tokens", "TOKENS")
+    option("--kv-pages", "kv_pages", "device pages of 64 tokens", "N")
+    option("--kv-size", "kv_arena", "host memory for cache blocks, like 4GiB", "SIZE")
+    parser.add_argument(
+        "--no-kvstore",
+        dest=variable("kvstore"),
+        action="store_const",
+        const="false",
+        help=f"run without a cache in host memory ({variable('kvstore')})",
+    )
+    parser.add_argument(
+        "--verbose",
+        dest=variable("verbose"),
+        action="store_const",
+        const="true",
+        help=f"show all log lines of the services ({variable('verbose')})",
+    )
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    return up.run(
+        {name: text for name, text in vars(arguments).items() if name.startswith(PREFIX) and text is not None}
+    )
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    print(version("samovar"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

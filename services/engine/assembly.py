@@ -1,0 +1,154 @@
+"""Builds what an engine consists of, from its settings: the model or the script, pages, scheduler, runner, kvstore.
+
+The one place that knows all parts. Runs on a thread of its own, since loading takes seconds to minutes.
+"""
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.engine.cache.kvstore_client import KvClient
+from services.engine.config import EngineConfig
+from services.engine.core import EngineCore
+from services.engine.mailbox import Message, StepResult
+from services.engine.model.config import ModelError
+from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.scripted import VOCABULARY, ScriptedRunner, ScriptError, load_script, scripted_bundle
+from services.engine.tokenizer_chunks import TokenizerChunks
+from services.protocol.events import ModelCard
+from services.protocol.hashing import BLOCK_TOKENS
+
+SCRIPTED = "scripted:"
+SCRIPTED_CONTEXT = 131_072
+SCRIPTED_PAGES = 16_384
+"""A million tokens: page numbers only, the scripted engine keeps nothing in them."""
+BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+
+Progress = Callable[[float, str], None]
+
+
+class CannotLoad(Exception):
+    """The model cannot be served with these settings; the message is one line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    card: ModelCard
+    chunks: TokenizerChunks
+    inbox: "queue.SimpleQueue[Message]"
+    core: Callable[[Callable[[StepResult], None]], EngineCore]
+    """Makes the core, given where its results go. Called once."""
+    kv: KvClient | None
+
+    def close(self) -> None:
+        """After the core has ended."""
+        if self.kv is not None:
+            self.kv.close()
+
+
+def assemble(config: EngineConfig, progress: Progress) -> Assembly:
+    """Load everything; `progress` is called on the caller's thread. Raises CannotLoad or SettingsError."""
+    try:
+        if config.model.startswith(SCRIPTED):
+            return _scripted(config)
+        return _model(config, progress)
+    except (ModelError, ScriptError) as error:
+        raise CannotLoad(str(error)) from error
+
+
+def _scripted(config: EngineConfig) -> Assembly:
+    script = load_script(config.model.removeprefix(SCRIPTED))
+    pages = config.kv_pages or SCRIPTED_PAGES
+    scheduler = SchedulerConfig(
+        fingerprint=script.fingerprint,
+        pages=pages,
+        max_model_len=min(config.max_model_len or SCRIPTED_CONTEXT, pages * BLOCK_TOKENS),
+        max_batch_tokens=config.max_batch_tokens or BATCH_TOKENS["cuda"],
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+    )
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    chunks = TokenizerChunks(scripted_bundle())
+    card = _card(config.model_name or "scripted", scheduler, len(VOCABULARY), chunks)
+
+    def core(deliver: Callable[[StepResult], None]) -> EngineCore:
+        return EngineCore(Scheduler(scheduler), ScriptedRunner(script), inbox, deliver)
+
+    return Assembly(card, chunks, inbox, core, None)
+
+
+def _model(config: EngineConfig, progress: Progress) -> Assembly:
+    # Imported here: torch takes seconds, which the scripted engine and a wrong setting need not pay.
+    progress(0.0, "loading torch")
+    import torch
+
+    from services.engine.cache.pages import KvLayout, KvPages, plan_pages
+    from services.engine.cache.transfer import page_transfers
+    from services.engine.runner import ModelRunner
+    from services.engine.weights.loader import load_model, resolve_device, resolve_dtype
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = resolve_device(config)
+    try:
+        loaded = load_model(config, progress)
+        layout = KvLayout.of(loaded.model_config, resolve_dtype(config, device))
+        count = plan_pages(config, layout, device)
+        progress(1.0, f"making {count} cache pages")
+        pages = KvPages(layout, count, device)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
+    except RuntimeError as error:
+        # How torch says that the host has no memory; anything else is a fault of ours and keeps its traceback.
+        if "memory" not in str(error):
+            raise
+        raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
+    scheduler = SchedulerConfig(
+        fingerprint=loaded.fingerprint,
+        pages=count,
+        max_model_len=_max_model_len(config, loaded.context_length, count),
+        max_batch_tokens=config.max_batch_tokens or BATCH_TOKENS[device.type],
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+        page_bytes=pages.page_bytes,
+    )
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    kv = None
+    if config.kv_socket:
+        kv = KvClient(config.kv_socket, config.engine_id, loaded.fingerprint, inbox.put)
+        kv.start()
+    progress(1.0, "packing the tokenizer")
+    chunks = TokenizerChunks(loaded.bundle)
+    card = _card(loaded.name, scheduler, loaded.model_config.vocab_size, chunks)
+
+    def core(deliver: Callable[[StepResult], None]) -> EngineCore:
+        runner = ModelRunner(loaded.model, pages, page_transfers(pages), device)
+        return EngineCore(Scheduler(scheduler, kv), runner, inbox, deliver)
+
+    return Assembly(card, chunks, inbox, core, kv)
+
+
+def _max_model_len(config: EngineConfig, context_length: int, pages: int) -> int:
+    """What settings, model and device pool allow; a request that fills the pool alone can still finish."""
+    if config.max_model_len > context_length:
+        raise CannotLoad(
+            f"SAMOVAR_MAX_MODEL_LEN={config.max_model_len}: the model was made for {context_length} tokens at most"
+        )
+    return min(config.max_model_len or context_length, pages * BLOCK_TOKENS)
+
+
+def _card(name: str, scheduler: SchedulerConfig, vocab_size: int, chunks: TokenizerChunks) -> ModelCard:
+    return ModelCard(
+        name=name,
+        fingerprint=scheduler.fingerprint,
+        max_model_len=scheduler.max_model_len,
+        block_tokens=BLOCK_TOKENS,
+        vocab_size=vocab_size,
+        tokenizer_digest=chunks.digest,
+        created=int(time.time()),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,97 @@
+"""The scheduler's side of the kvstore: one door to restores and write-through."""
+
+from itertools import count
+
+from services.engine.batch import ModelOutput, Transfer
+from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.kv_client import KvClient
+from services.engine.cache.prefix_cache import BlockChain, PrefixCache
+from services.engine.cache.recompute_cost import RecomputeCost
+from services.engine.cache.restore import Restored, Restores
+from services.engine.cache.write_through import WriteThrough
+from services.engine.mailbox import KvConnected, KvLeased, KvReserved
+
+COPIES_UNDER_WAY = 256
+"""Each way. More than about 1,000 queued copies make cudaMemcpyAsync block the host (vllm#29013)."""
+
+
+class Offload:
+    """Decides which blocks move; the runner moves them. Never waits: what it needs comes as messages and outputs."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache, kv: KvClient, cost: RecomputeCost, page_bytes: int) -> None:
+        self._kv = kv
+        tags, transfer_ids = count(1), count(1)
+        self._restores = Restores(pool, cache, kv, tags, transfer_ids, COPIES_UNDER_WAY)
+        # Stores hold pages, so in a small pool they must leave some to those that run.
+        stores = max(1, min(COPIES_UNDER_WAY, pool.size // 2))
+        self._stores = WriteThrough(pool, kv, cost, tags, transfer_ids, page_bytes, stores)
+
+    @property
+    def under_way(self) -> int:
+        """Transfers that the runner has not reported yet."""
+        return self._restores.loading + self._stores.copying
+
+    @property
+    def idle(self) -> bool:
+        return self._restores.idle and self._stores.idle
+
+    @property
+    def loaded(self) -> int:
+        """Blocks restored since the start."""
+        return self._restores.loaded
+
+    @property
+    def stored(self) -> int:
+        """Blocks written through since the start."""
+        return self._stores.stored
+
+    @property
+    def connected(self) -> bool:
+        return self._kv.arena is not None
+
+    def being_restored(self, block: Block) -> bool:
+        return self._restores.under_way(block)
+
+    def held(self, request_id: str) -> int:
+        """Pages that a request's restore holds."""
+        return self._restores.held(request_id)
+
+    def restore(self, request_id: str, chain: BlockChain, pages: list[int], trace: str) -> None:
+        """Look for the chain's full blocks behind `pages` (of which there is at least one); the hold of `pages` passes
+        over until `take_restored` gives it back."""
+        self._restores.ask(request_id, chain, pages, trace)
+
+    def abandon(self, request_id: str) -> None:
+        """A request that is being restored is gone."""
+        self._restores.abandon(request_id)
+
+    def take_restored(self) -> list[Restored]:
+        return self._restores.take_restored()
+
+    def offer(self, block: Block) -> None:
+        """A block's bytes are complete on the device: keep a copy."""
+        self._stores.offer(block)
+
+    def receive(self, message: KvLeased | KvReserved | KvConnected) -> None:
+        match message:
+            case KvLeased():
+                self._restores.leased(message)
+            case KvReserved():
+                self._stores.reserved(message)
+            case KvConnected():
+                self._stores.connected()
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Copies to start with the next batch, and a call to the store for room for those of a later one."""
+        started: list[Transfer] = []
+        for source in (self._restores, self._stores):
+            while (transfer := source.transfer()) is not None:
+                started.append(transfer)
+        self._stores.ask()
+        return tuple(started)
+
+    def complete(self, output: ModelOutput) -> None:
+        done, failed = set(output.transfers_done), set(output.transfers_failed)
+        if done or failed:
+            self._restores.complete(done, failed)
+            self._stores.complete(done, failed)

@@ -1,0 +1,30 @@
+"""What it would take to compute a block again: the kvstore weighs this against the block's bytes."""
+
+from services.protocol.hashing import BLOCK_TOKENS
+
+ATTENTION_DEPTH = 32768
+"""Tokens of context at which attention costs as much as all else. A round figure for models of 0.1 to 30 billion
+parameters; only the order of blocks among each other depends on it."""
+
+_SMOOTHING = 0.1
+
+
+class RecomputeCost:
+    """Seconds of a token at position p = rate * (1 + p / ATTENTION_DEPTH); the rate is measured as prefills run."""
+
+    def __init__(self) -> None:
+        self._rate = 1e-3
+        self._measured = False
+
+    def observe(self, chunks: list[tuple[int, int]], seconds: float) -> None:
+        """A step that mostly prefilled took `seconds` for these (start, tokens)."""
+        weight = sum(count * (1 + (start + count / 2) / ATTENTION_DEPTH) for start, count in chunks)
+        if weight <= 0 or seconds <= 0:
+            return
+        sample = seconds / weight
+        self._rate = self._rate + _SMOOTHING * (sample - self._rate) if self._measured else sample
+        self._measured = True
+
+    def of(self, depth: int) -> float:
+        """Seconds for the block at `depth` of its chain."""
+        return BLOCK_TOKENS * self._rate * (1 + (depth + 0.5) * BLOCK_TOKENS / ATTENTION_DEPTH)

@@ -1,0 +1,165 @@
+"""The parts of a dense decoder: plain tensors and the functions that use them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from kernels import kv_codec, norm_rope
+from kernels.attention import AttentionPlan, paged_attention
+from services.engine.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """All that a forward pass knows beside its tokens. T tokens of all rows of a step follow each other."""
+
+    positions: Tensor
+    """int64 [T], absolute in each token's sequence."""
+    attention: AttentionPlan
+    cache: Tensor
+    """The page pool [pages, layers, 2 (K, V), page_tokens, kv_heads, head_dim]; written in place."""
+    written: Tensor | None
+    """int64 [W]: the tokens whose K and V are written; None: all."""
+    pages: Tensor
+    """int64 [W]: the page that each of them goes to,"""
+    offsets: Tensor
+    """int64 [W]: and its place there."""
+    outputs: Tensor
+    """int64 [S]: the tokens whose logits are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one tensor of a checkpoint, named as `transformers` names it."""
+
+    name: str
+    target: Tensor
+    """A view of the model's memory, to be filled with exactly this shape."""
+
+
+Empty = Callable[..., Tensor]
+"""`torch.empty` with the model's dtype and device."""
+
+
+class Linear:
+    """y = x W^T + b; W is [outputs, inputs]. Several projections of the same input may be stacked in one."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, empty: Empty) -> None:
+        self.weight = empty(outputs, inputs)
+        self.bias = empty(outputs) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def slots(self, name: str, first: int = 0, count: int | None = None) -> list[Slot]:
+        """Of the projection that takes the outputs [first, first + count)."""
+        end = None if count is None else first + count
+        slots = [Slot(f"{name}.weight", self.weight[first:end])]
+        if self.bias is not None:
+            slots.append(Slot(f"{name}.bias", self.bias[first:end]))
+        return slots
+
+
+class RmsNorm:
+    def __init__(self, size: int, eps: float, empty: Empty) -> None:
+        self.weight = empty(size)
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return norm_rope.rms_norm(x, self.weight, self._eps)
+
+    def slots(self, name: str) -> list[Slot]:
+        return [Slot(f"{name}.weight", self.weight)]
+
+
+class Attention:
+    def __init__(self, config: ModelConfig, layer: int, empty: Empty) -> None:
+        self._layer = layer
+        self._heads, self._kv_heads, self._dim = config.heads, config.kv_heads, config.head_dim
+        self._scale = config.head_dim**-0.5
+        rows = (config.heads + 2 * config.kv_heads) * config.head_dim
+        self._qkv = Linear(config.hidden_size, rows, config.qkv_bias, empty)
+        self._output = Linear(config.heads * config.head_dim, config.hidden_size, config.output_bias, empty)
+        self._q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, empty) if config.qk_norm else None
+        self._k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, empty) if config.qk_norm else None
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; writes this step's K and V first."""
+        heads = self._qkv(x).unflatten(-1, (-1, self._dim))
+        q, k, v = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+        q, k = norm_rope.rotate(q, cos, sin), norm_rope.rotate(k, cos, sin)
+        keys, values = context.cache[:, self._layer, 0], context.cache[:, self._layer, 1]
+        if context.written is not None:
+            k, v = k[context.written], v[context.written]
+        kv_codec.write(keys, values, k, v, context.pages, context.offsets)
+        out = paged_attention(q, keys, values, context.attention, self._scale)
+        return self._output(out.flatten(1))
+
+    def slots(self, name: str) -> list[Slot]:
+        q_rows, kv_rows = self._heads * self._dim, self._kv_heads * self._dim
+        slots = [
+            *self._qkv.slots(f"{name}.q_proj", 0, q_rows),
+            *self._qkv.slots(f"{name}.k_proj", q_rows, kv_rows),
+            *self._qkv.slots(f"{name}.v_proj", q_rows + kv_rows, kv_rows),
+            *self._output.slots(f"{name}.o_proj"),
+        ]
+        if self._q_norm is not None and self._k_norm is not None:
+            slots += [*self._q_norm.slots(f"{name}.q_norm"), *self._k_norm.slots(f"{name}.k_norm")]
+        return slots
+
+
+class Mlp:
+    """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, empty: Empty) -> None:
+        self._width = config.intermediate_size
+        self._gate_up = Linear(config.hidden_size, 2 * self._width, False, empty)
+        self._down = Linear(self._width, config.hidden_size, False, empty)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(silu(gate) * up)
+
+    def slots(self, name: str) -> list[Slot]:
+        return [
+            *self._gate_up.slots(f"{name}.gate_proj", 0, self._width),
+            *self._gate_up.slots(f"{name}.up_proj", self._width, self._width),
+            *self._down.slots(f"{name}.down_proj"),
+        ]
+
+
+class Block:
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int, empty: Empty) -> None:
+        self._name = f"model.layers.{layer}"
+        self._attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, empty)
+        self._attention = Attention(config, layer, empty)
+        self._mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, empty)
+        self._mlp = Mlp(config, empty)
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: ForwardContext) -> Tensor:
+        x = x + self._attention(self._attention_norm(x), cos, sin, context)
+        return x + self._mlp(self._mlp_norm(x))
+
+    def slots(self) -> list[Slot]:
+        return [
+            *self._attention_norm.slots(f"{self._name}.input_layernorm"),
+            *self._attention.slots(f"{self._name}.self_attn"),
+            *self._mlp_norm.slots(f"{self._name}.post_attention_layernorm"),
+            *self._mlp.slots(f"{self._name}.mlp"),
+        ]
+
+
+def inverse_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+    """Radians a position, float32 [head_dim / 2], rounded as `transformers` rounds them."""
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    frequencies = 1.0 / (config.rope.theta**pairs)
+    if config.rope.divisors:
+        frequencies = frequencies / torch.tensor(config.rope.divisors, dtype=torch.float32)
+    return frequencies.to(device)

@@ -1,0 +1,382 @@
+"""Decides what runs in each step. Owns every request, every page and every block name; knows no tensors."""
+
+import bisect
+import logging
+import time
+
+from services.engine.batch import ModelOutput, Row, Sampled, SampleSpec, ScheduledBatch
+from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.kv_client import KvClient, NoKvStore
+from services.engine.cache.offload import Offload
+from services.engine.cache.prefix_cache import PrefixCache
+from services.engine.cache.recompute_cost import RecomputeCost
+from services.engine.mailbox import KvConnected, KvLeased, KvReserved, StepResult
+from services.engine.report import Report
+from services.engine.request import Request, State
+from services.engine.scheduler_config import SchedulerConfig
+from services.engine.sequence import Sequence
+from services.protocol.events import EngineLoad
+from services.protocol.generate import FinishReason
+from services.protocol.hashing import BLOCK_TOKENS
+
+__all__ = ["Scheduler", "SchedulerConfig"]
+
+log = logging.getLogger(__name__)
+
+
+def pages_of(tokens: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+class Scheduler:
+    """Continuous batching over a paged KV cache. Every method runs on the core's thread.
+
+    WAITING -> (WAITING_FOR_KV ->) RUNNING -> FINISHED; preemption leads from RUNNING back to the front of the queue.
+
+    * Arrival order rules: the queue is left at its front only, pages are taken from younger requests only, and a
+      request that finds no page and nobody younger keeps what it has and waits. So the oldest always gets on.
+    * A request is admitted when the pages for all its tokens so far are there, beside those that the admitted ones
+      still need for theirs; they are taken as steps need them.
+    * Each wait ends by something sure to come: a message of the KvClient, a transfer, or a step of another request.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KvClient | None = None) -> None:
+        self._config = config
+        self._pool = BlockPool(config.pages)
+        self._cache = PrefixCache(self._pool)
+        self._cost = RecomputeCost()
+        self._offload = Offload(self._pool, self._cache, kv or NoKvStore(), self._cost, config.page_bytes)
+        self._report = Report(self._pool, self._offload)
+        self._max_model_len = min(config.max_model_len, config.pages * BLOCK_TOKENS)
+
+        self._active: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []  # by order, as the other two
+        self._restoring: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self.next_due: float | None = None
+        """time.monotonic() when the first of those that the last schedule left out for their `due` may run."""
+        self._arrivals = 0
+        self._step = 0
+        self._turns = 0
+        self._batch: list[tuple[Sequence, Row]] = []
+
+    # What comes in.
+
+    def submit(self, request: Request) -> None:
+        """Take a request. One that cannot run gets its final delta with the next result."""
+        if request.request_id in self._active:
+            log.warning("request %s is here already: the second one is ignored", request.request_id)
+            return
+        sequence = Sequence.of(request, self._arrivals, self._config.fingerprint, self._max_model_len)
+        self._arrivals += 1
+        self._active[request.request_id] = sequence
+        request.state = State.WAITING
+        self._waiting.append(sequence)
+        if not request.prompt:
+            self._finish(sequence, "error", error="the prompt is empty")
+        elif (finish := sequence.finished()) is not None:
+            self._finish(sequence, finish)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request in whatever state. Unknown ids are ignored."""
+        if (sequence := self._active.get(request_id)) is not None:
+            self._finish(sequence, "cancel")
+
+    def receive(self, message: KvLeased | KvReserved | KvConnected) -> None:
+        """What the KvClient had to say."""
+        self._offload.receive(message)
+
+    def snapshot(self) -> None:
+        """Let the next result carry all block names on the device."""
+        self._report.want_snapshot()
+
+    def fail(self, error: str) -> None:
+        """The device is gone: every request ends with this error."""
+        self._batch = []
+        for sequence in list(self._active.values()):
+            self._finish(sequence, "error", error=error)
+
+    # A step.
+
+    def schedule(self) -> ScheduledBatch | None:
+        """What to run now; None when there is nothing to run and no transfer to start or to wait for."""
+        if self._batch:
+            raise RuntimeError("the previous batch has no output yet")
+        transfers = self._offload.transfers()  # first, since a restore may end by having nothing left to load
+        self._take_restored()
+        self._admit()
+        now = time.monotonic()
+        plan = _Plan(self._config.max_batch_tokens)
+        self._plan_decodes(plan, now)
+        self._plan_prefills(plan)
+        self.next_due = min((sequence.due for sequence in self._running if sequence.due > now), default=None)
+        if not plan.counts and not transfers and not self.transfers_under_way:
+            return None
+        self._step += 1
+        self._batch = [(sequence, self._row(sequence, count)) for sequence, count in plan.counts.items()]
+        return ScheduledBatch(self._step, tuple(row for _, row in self._batch), transfers)
+
+    @property
+    def transfers_under_way(self) -> int:
+        return self._offload.under_way
+
+    def _take_restored(self) -> None:
+        for restored in self._offload.take_restored():
+            sequence = self._active[restored.request_id]
+            self._restoring.remove(sequence)
+            sequence.restore_ends(time.time_ns())
+            if restored.no_room:
+                self._pool.release(restored.pages)
+                self._enqueue(sequence)
+            else:
+                host = restored.host * BLOCK_TOKENS
+                self._start(sequence, restored.pages, host)
+
+    def _admit(self) -> None:
+        """Move requests from the queue's front to the running or restoring ones."""
+        while self._waiting and len(self._running) + len(self._restoring) < self._config.max_running:
+            sequence = self._waiting[0]
+            chain = sequence.chain
+            pages = self._cache.match(chain)
+            complete = len(pages) == chain.full
+            if not complete and self._offload.being_restored(chain.block(len(pages))):
+                return
+            # Cached pages leave the available ones when they are acquired, so they count as wanted.
+            shared = sum(map(self._pool.held, pages))
+            if pages_of(len(sequence.tokens) + 1) - shared > self._pool.available - self._promised():
+                return
+            self._pool.acquire(pages)
+            del self._waiting[0]
+            if complete or not self._offload.connected:
+                self._start(sequence, pages, 0)
+                continue
+            request = sequence.request
+            request.state = State.WAITING_FOR_KV
+            bisect.insort(self._restoring, sequence, key=_order)
+            sequence.restore_begins(time.time_ns())
+            self._offload.restore(request.request_id, chain, pages, request.trace)
+
+    def _promised(self) -> int:
+        """Pages that the admitted requests will take for tokens which they have already."""
+        pages = sum(max(0, pages_of(len(sequence.tokens) + 1) - len(sequence.pages)) for sequence in self._running)
+        for sequence in self._restoring:
+            held = self._offload.held(sequence.request.request_id)
+            pages += max(0, pages_of(len(sequence.tokens) + 1) - held)
+        return pages
+
+    def _start(self, sequence: Sequence, pages: list[int], host: int) -> None:
+        """Let a request run behind `pages`, the last `host` tokens of which came from the kvstore."""
+        sequence.request.state = State.RUNNING
+        bisect.insort(self._running, sequence, key=_order)
+        self._extend_prefix(sequence, pages, host)
+
+    def _extend_prefix(self, sequence: Sequence, pages: list[int], host: int) -> None:
+        sequence.pages += pages
+        sequence.committed = len(sequence.pages)
+        sequence.computed = sequence.committed * BLOCK_TOKENS
+        sequence.found(sequence.computed - host, host)
+
+    def _plan_decodes(self, plan: "_Plan", now: float) -> None:
+        """Let all decode whose time has come; where the step cannot hold them, those longest without a turn."""
+        decoding = [sequence for sequence in self._running if sequence.prefilled and sequence.due <= now]
+        kept = 0
+        if any(not sequence.prefilled for sequence in self._running):
+            kept = max(1, plan.left // 4)  # for the prefills; more than enough decodes must not shut them out
+        if len(decoding) > plan.left - kept:
+            decoding.sort(key=lambda sequence: sequence.turn)
+        for sequence in decoding:
+            self._reserve(sequence, plan.left - kept, plan)
+
+    def _plan_prefills(self, plan: "_Plan") -> None:
+        """Give what the decodes left to the prefills, the oldest first."""
+        for sequence in [sequence for sequence in self._running if not sequence.prefilled]:
+            if plan.left <= 0:
+                return
+            if sequence.request.state is State.RUNNING:  # not preempted meanwhile
+                self._catch_up(sequence)
+                self._reserve(sequence, plan.left, plan)
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Skip blocks that another request computed since this one was admitted: of forty agents that arrive at once
+        with one system prompt, one reads it."""
+        if sequence.computed != len(sequence.pages) * BLOCK_TOKENS:
+            return
+        if pages := self._cache.match(sequence.chain, len(sequence.pages)):
+            self._pool.acquire(pages)
+            self._extend_prefix(sequence, pages, 0)
+
+    def _reserve(self, sequence: Sequence, budget: int, plan: "_Plan") -> None:
+        """Plan up to `budget` tokens of a request and get the pages for them, in need from younger requests."""
+        if budget <= 0 or sequence.request.state is not State.RUNNING:  # preempted by an older one in this very step
+            return
+        count = min(max(1, sequence.remaining), budget)
+        if count < sequence.remaining:  # end the chunk with a block, so that the next one may be found in the cache
+            end = (sequence.computed + count) // BLOCK_TOKENS * BLOCK_TOKENS
+            count = end - sequence.computed if end > sequence.computed else count
+        missing = pages_of(min(sequence.computed + count, len(sequence.tokens))) - len(sequence.pages)
+        if missing > 0:
+            while self._pool.available == 0 and (victim := self._running[-1]) is not sequence:
+                plan.drop(victim)
+                self._preempt(victim)
+            sequence.pages += self._pool.allocate(min(missing, self._pool.available))
+            count = min(count, len(sequence.pages) * BLOCK_TOKENS - sequence.computed)
+        if count > 0:
+            plan.add(sequence, count)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take all pages of a running request and put it back in the queue, where it was."""
+        self._running.remove(sequence)
+        self._pool.release(sequence.pages)
+        sequence.pages = []
+        sequence.computed = sequence.committed = 0
+        sequence.prefilled = False
+        sequence.due = 0.0
+        sequence.preemptions += 1
+        self._report.preempted()
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.request.state = State.WAITING
+        bisect.insort(self._waiting, sequence, key=_order)
+
+    def _row(self, sequence: Sequence, count: int) -> Row:
+        request = sequence.request
+        start = min(sequence.computed, len(sequence.tokens) - 1)
+        end = start + count
+        sample = None
+        if end == len(sequence.tokens):
+            sample = SampleSpec(request.sampling, request.prompt, request.output)
+        self._turns += 1
+        sequence.turn = self._turns
+        sequence.scheduled = sequence.scheduled or time.time_ns()
+        return Row(
+            request_id=request.request_id,
+            tokens=sequence.tokens[start:end],
+            start=start,
+            pages=sequence.pages,
+            write_from=sequence.computed,
+            sample=sample,
+        )
+
+    # What the step gave.
+
+    def update(self, output: ModelOutput, seconds: float) -> None:
+        """Take in the output of the last batch, which ran for `seconds`."""
+        prefills: list[tuple[int, int]] = []
+        decoded = 0
+        batch, self._batch = self._batch, []
+        for sequence, row in batch:
+            count = len(row.tokens)
+            if sequence.prefilled:
+                decoded += count
+            else:
+                prefills.append((row.start, count))
+            sequence.ran(row.start, count)
+            sampled = output.sampled[row.request_id] if row.sample is not None else None
+            if sampled is None or sampled.finish != "error":
+                self._commit(sequence)
+            if sampled is not None:
+                self._take_sampled(sequence, sampled)
+        prefilled = sum(count for _, count in prefills)
+        if prefilled > decoded:
+            self._cost.observe(prefills, seconds)
+        self._offload.complete(output)
+        self._report.stepped(prefilled, decoded, len(batch), seconds)
+
+    def _commit(self, sequence: Sequence) -> None:
+        """Name the blocks that the step filled."""
+        for depth in range(sequence.committed, sequence.computed // BLOCK_TOKENS):
+            block = sequence.chain.block(depth)
+            sequence.pages[depth], new = self._cache.insert(block, sequence.pages[depth])
+            if new:
+                self._offload.offer(block)
+            sequence.committed = depth + 1
+
+    def _take_sampled(self, sequence: Sequence, sampled: Sampled) -> None:
+        sequence.prefilled = True
+        sequence.due = sampled.due
+        tokens, finish = sequence.extend(sampled.tokens)
+        if tokens and not sequence.first_token:
+            sequence.first_token = time.time_ns()
+        finish = finish or sampled.finish
+        if finish is not None:
+            error = "the model gave no usable distribution for the next token" if finish == "error" else ""
+            self._finish(sequence, finish, tokens, error)
+        elif tokens:
+            self._report.tokens(sequence, tokens)
+
+    def _finish(self, sequence: Sequence, finish: FinishReason, tokens: tuple[int, ...] = (), error: str = "") -> None:
+        """Take a request out of wherever it is, and say so in its final delta with its last `tokens`."""
+        request = sequence.request
+        match request.state:
+            case State.WAITING:
+                self._waiting.remove(sequence)
+            case State.WAITING_FOR_KV:
+                self._restoring.remove(sequence)
+                self._offload.abandon(request.request_id)
+                sequence.restore_ends(time.time_ns())
+            case State.RUNNING:
+                self._running.remove(sequence)
+                self._pool.release(sequence.pages)
+            case State.FINISHED:
+                raise ValueError(f"request {request.request_id} is finished already")
+        sequence.pages = []
+        request.state = State.FINISHED
+        del self._active[request.request_id]
+        self._report.finished(sequence, finish, tokens, error)
+
+    # What goes out.
+
+    def result(self, fatal: str = "") -> StepResult | None:
+        """All that happened since the last call; None when there is nothing to tell."""
+        return self._report.take(self._load(), fatal)
+
+    def _load(self) -> EngineLoad:
+        pending = sum(len(sequence.tokens) for group in (self._waiting, self._restoring) for sequence in group)
+        pending += sum(sequence.remaining for sequence in self._running if not sequence.prefilled)
+        return EngineLoad(
+            running=len(self._running) + len(self._restoring),
+            waiting=len(self._waiting),
+            queue_capacity=self._config.max_queue,
+            pages_total=self._pool.size,
+            pages_free=self._pool.available,
+            pending_prefill_tokens=pending,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """No request, no transfer and no call is under way."""
+        return not self._active and self._offload.idle
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the books disagree, or when pages are held though all is idle."""
+        self._pool.check_integrity()
+        groups = self._waiting + self._restoring + self._running
+        assert len(groups) == len(self._active) == len(set(groups)), "a request is in no queue, or in two"
+        for group in (self._waiting, self._restoring, self._running):
+            assert group == sorted(group, key=_order), "a queue is out of order"
+        if self.idle:
+            assert self._pool.available == self._pool.size, "pages leaked"
+
+
+class _Plan:
+    """How many tokens of which requests the next step runs."""
+
+    __slots__ = ("counts", "left")
+
+    def __init__(self, budget: int) -> None:
+        self.counts: dict[Sequence, int] = {}
+        self.left = budget
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        self.counts[sequence] = count
+        self.left -= count
+
+    def drop(self, sequence: Sequence) -> None:
+        """Where it is planned, do not run it after all."""
+        self.left += self.counts.pop(sequence, 0)
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.order

@@ -1,0 +1,136 @@
+"""A submitted request as the scheduler works on it: its tokens, its pages, and its accounts."""
+
+from dataclasses import dataclass, field
+
+from services.engine.cache.prefix_cache import BlockChain
+from services.engine.mailbox import Timeline
+from services.engine.request import Request
+from services.protocol.generate import FinishReason, Usage
+from services.protocol.hashing import root
+
+_NANO = 1e-9
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by the scheduler. `tokens` is always prompt + output; `request.output` grows with it."""
+
+    request: Request
+    order: int
+    """Place in the line of arrivals: smaller is older. Kept over preemptions."""
+    tokens: list[int]
+    chain: BlockChain
+    limit: int
+    """Tokens at most, by the context length and max_tokens."""
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    """KV of positions below this is in `pages`."""
+    committed: int = 0
+    """Blocks below this are named, and `pages` holds the named page."""
+    prefilled: bool = False
+    """All of `tokens` went through the model since the last admission: what comes now is decoding."""
+    turn: int = 0
+    """When it last ran, counted in rows of all steps."""
+    due: float = 0.0
+    """time.monotonic() before which the runner has nothing for it."""
+    covered: int = 0
+    """Prompt tokens that were computed or found at least once."""
+    cached_device: int = 0
+    cached_host: int = 0
+    computed_tokens: int = 0
+    preemptions: int = 0
+    restore_started: int = 0
+    restore_ended: int = 0
+    scheduled: int = 0
+    first_token: int = 0
+
+    @classmethod
+    def of(cls, request: Request, order: int, fingerprint: str, max_model_len: int) -> "Sequence":
+        tokens = request.prompt + request.output
+        return cls(
+            request=request,
+            order=order,
+            tokens=tokens,
+            chain=BlockChain(root(fingerprint, request.cache_salt), tokens),
+            limit=min(max_model_len, len(request.prompt) + request.sampling.max_tokens),
+        )
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that the model has not seen yet. 0 when all KV is there and only logits are wanted."""
+        return len(self.tokens) - self.computed
+
+    def finished(self) -> FinishReason | None:
+        """Whether the tokens so far end the answer."""
+        output = self.request.output
+        if output and output[-1] in self.request.sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.limit else None
+
+    def extend(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Append generated tokens up to the one that ends the answer. Returns (those appended, why it ended)."""
+        output = self.request.output
+        for count, token in enumerate(tokens, 1):
+            output.append(token)
+            self.tokens.append(token)
+            if (finish := self.finished()) is not None:
+                return tokens[:count], finish
+        return tokens, None
+
+    def found(self, device: int, host: int) -> None:
+        """Account for a prefix of `device` + `host` tokens that needs no computing. The last token of all is computed
+        in any case (for its logits), and a prompt token counts once, when first covered."""
+        reach = min(device + host, len(self.tokens) - 1, len(self.request.prompt))
+        on_device = max(0, min(device, reach) - self.covered)
+        self.cached_device += on_device
+        self.cached_host += max(0, reach - self.covered - on_device)
+        self.covered = max(self.covered, reach)
+
+    def ran(self, start: int, count: int) -> None:
+        """Account for positions [start, start + count) that went through the model."""
+        # A decode that asks again for the logits of its last token (nothing was due) computes nothing that counts.
+        first = max(start, self.computed) if self.prefilled else start
+        reach = min(start + count, len(self.request.prompt))
+        self.computed = max(self.computed, start + count)
+        self.computed_tokens += max(0, reach - first)
+        self.covered = max(self.covered, reach)
+
+    def restore_begins(self, now: int) -> None:
+        """Of the restores that a request waits for before its first step, first to last is told; later ones (after a
+        preemption) are part of its prefill or decode."""
+        if not self.scheduled:
+            self.restore_started = self.restore_started or now
+
+    def restore_ends(self, now: int) -> None:
+        if not self.scheduled:
+            self.restore_ended = now
+
+    def usage(self, now: int) -> Usage:
+        """`now` in time.time_ns(), as all of the sequence's times."""
+        scheduled = self.scheduled or now
+        first_token = self.first_token or now
+        return Usage(
+            prompt_tokens=len(self.request.prompt),
+            output_tokens=len(self.request.output),
+            cached_device=self.cached_device,
+            cached_host=self.cached_host,
+            computed_tokens=self.computed_tokens,
+            preemptions=self.preemptions,
+            queue_seconds=max(0, scheduled - self.request.arrived) * _NANO,
+            restore_seconds=max(0, self.restore_ended - self.restore_started) * _NANO,
+            prefill_seconds=max(0, first_token - scheduled) * _NANO,
+            decode_seconds=max(0, now - first_token) * _NANO,
+        )
+
+    def timeline(self, now: int, finish: FinishReason, usage: Usage) -> Timeline:
+        return Timeline(
+            request_id=self.request.request_id,
+            arrived=self.request.arrived,
+            restore_started=self.restore_started,
+            restore_ended=self.restore_ended,
+            scheduled=self.scheduled,
+            first_token=self.first_token,
+            finished=now,
+            finish=finish,
+            usage=usage,
+        )

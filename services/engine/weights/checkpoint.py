@@ -1,0 +1,68 @@
+"""What a model on disk offers to the loader, whatever its format is."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from services.engine.model.config import ModelConfig, ModelError
+from services.protocol.events import TokenizerBundle
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """A mapped file, for the fingerprint."""
+
+    data: memoryview
+    header_bytes: int
+    """At the start of the file: names, shapes and types of the tensors."""
+    tensors: Sequence[tuple[int, int]]
+    """(start, size) in bytes of each tensor's values."""
+
+
+class Checkpoint(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def names(self) -> Set[str]:
+        """All tensors that mean something to a decoder, by the names of `transformers` where they have one."""
+        ...
+
+    def place(self, name: str) -> str:
+        """Where a tensor lies and what it is called there, for messages."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str, target: Tensor) -> None:
+        """Copy one of `names` into `target`, which has its shape, converting the values to its dtype.
+
+        Takes bounded host memory. Raises ModelError when the values cannot be read."""
+        ...
+
+    def files(self) -> Sequence[WeightFile]:
+        """In a stable order."""
+        ...
+
+    def bundle(self) -> TokenizerBundle:
+        """Raises ModelError when the model has no tokenizer that we can serve."""
+        ...
+
+
+def fill(checkpoint: Checkpoint, name: str, target: Tensor) -> None:
+    """Read tensor `name` into `target`. Raises ModelError when it is missing or has another shape."""
+    if name not in checkpoint.names():
+        raise ModelError(
+            f"{checkpoint.path}: {checkpoint.place(name)} is missing; expected with shape {list(target.shape)}"
+        )
+    shape = checkpoint.shape(name)
+    if shape != tuple(target.shape):
+        raise ModelError(
+            f"{checkpoint.path}: {checkpoint.place(name)} has the shape {list(shape)}; expected {list(target.shape)}"
+        )
+    checkpoint.read(name, target)

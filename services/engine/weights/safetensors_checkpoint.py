@@ -1,0 +1,104 @@
+"""A dense decoder in a folder of `transformers`: config.json and one or more safetensors files."""
+
+import json
+import mmap
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from services.engine.model.config import ModelConfig, ModelError, parse_config
+from services.engine.weights.checkpoint import WeightFile
+from services.engine.weights.tokenizer import read_bundle, read_json
+from services.protocol.events import TokenizerBundle
+
+_INDEX = "model.safetensors.index.json"
+_DTYPES = ("F32", "F16", "BF16")
+_WITHOUT_USE = ".rotary_emb.inv_freq"
+"""Old checkpoints hold these; they follow from the config."""
+
+
+class SafetensorsCheckpoint:
+    """A `Checkpoint`. Raises ModelError naming the file and the key or tensor that cannot be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._raw = read_json(folder / "config.json")
+        try:
+            self._config = parse_config(self._raw)
+        except ModelError as error:
+            raise ModelError(f"{folder / 'config.json'}: {error}") from None
+        self._paths = _weight_files(folder)
+        self._opened = {path: _open(path) for path in self._paths}
+        self._home = {
+            name: path
+            for path, opened in self._opened.items()
+            for name in opened.keys()  # noqa: SIM118 (no mapping)
+            if not name.endswith(_WITHOUT_USE)
+        }
+
+    @property
+    def path(self) -> Path:
+        return self._folder
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    def names(self) -> Set[str]:
+        return self._home.keys()
+
+    def place(self, name: str) -> str:
+        return f"tensor {name} of {self._home[name].name}" if name in self._home else f"tensor {name}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._opened[self._home[name]].get_slice(name).get_shape())
+
+    def read(self, name: str, target: Tensor) -> None:
+        path = self._home[name]
+        kind = self._opened[path].get_slice(name).get_dtype()
+        if kind not in _DTYPES:
+            raise ModelError(f"{path}: tensor {name} has the type {kind}; supported: {', '.join(_DTYPES)}")
+        target.copy_(self._opened[path].get_tensor(name))
+
+    def files(self) -> Sequence[WeightFile]:
+        return [_weight_file(path) for path in self._paths]
+
+    def bundle(self) -> TokenizerBundle:
+        return read_bundle(self._folder, self._raw)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Sorted by name."""
+    if (folder / _INDEX).exists():
+        shards = read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ModelError(f"{folder / _INDEX} has no weight_map")
+        paths = [folder / name for name in sorted(set(shards.values()))]
+    else:
+        single = folder / "model.safetensors"
+        paths = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"{folder} holds no *.safetensors file")
+    for path in paths:
+        if not path.exists():
+            raise ModelError(f"{path} is missing, but {_INDEX} names it")
+    return paths
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is no whole safetensors file ({error}); download it again") from None
+
+
+def _weight_file(path: Path) -> WeightFile:
+    # `safe_open` has checked the header.
+    with path.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:start]))
+    places = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+    return WeightFile(data, start, [(start + first, end - first) for first, end in sorted(places)])

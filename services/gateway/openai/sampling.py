@@ -1,0 +1,47 @@
+"""From a request's sampling fields to the engine's, with the model's own defaults in between."""
+
+import secrets
+from collections.abc import Mapping
+
+from services.gateway.errors import invalid
+from services.gateway.openai.request import ChatRequest
+from services.protocol.generate import SamplingParams
+
+
+def sampling_params(
+    request: ChatRequest,
+    *,
+    defaults: Mapping[str, float],
+    stop_token_ids: tuple[int, ...],
+    vocab_size: int,
+    room: int,
+    default_max_tokens: int,
+) -> SamplingParams:
+    """`room`: tokens that fit behind the prompt, at least 1; a larger limit is cut to it, never refused.
+
+    `default_max_tokens`: for a request without a limit; 0 is all the room. Raises ApiError for a `logit_bias` of a
+    token that the model does not have.
+    """
+    limit = request.limit or default_max_tokens or room
+    bias = dict(request.logit_bias or {})
+    for token in bias:
+        if not 0 <= token < vocab_size:
+            raise invalid(f"logit_bias: The model has no token {token}; ids go to {vocab_size - 1}.", "logit_bias")
+    return SamplingParams(
+        max_tokens=min(limit, room),
+        temperature=_choose(request.temperature, defaults, "temperature", 1.0),
+        top_k=max(0, int(_choose(request.top_k, defaults, "top_k", 0))),
+        top_p=_choose(request.top_p, defaults, "top_p", 1.0),
+        min_p=_choose(request.min_p, defaults, "min_p", 0.0),
+        repetition_penalty=_choose(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=bias,
+        # Half of the signed range, which every encoding of a seed on the way holds.
+        seed=secrets.randbits(63) if request.seed is None else request.seed & (2**63 - 1),
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def _choose(given: float | None, defaults: Mapping[str, float], name: str, otherwise: float) -> float:
+    return given if given is not None else defaults.get(name, otherwise)

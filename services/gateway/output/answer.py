@@ -1,0 +1,97 @@
+"""One answer as text, while it is produced."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from services.gateway.errors import ApiError, broken, unavailable
+from services.gateway.ledger import CLIENT_CLOSED, Ledger
+from services.gateway.output.parser import OutputParser
+from services.gateway.token_stream import Chunk, TokenStream
+from services.protocol.generate import FinishReason, Usage
+
+_BROKE_OFF = "The answer broke off before it was complete."
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    text: str
+    finish: FinishReason | None = None
+    """Set on the last delta, and only there."""
+    error: ApiError | None = None
+    """What the client is told when the answer ended before it was complete."""
+
+
+class Answer:
+    """Reads a TokenStream through an OutputParser and keeps the ledger. Read by one task; any other on the same loop
+    may end it."""
+
+    def __init__(self, stream: TokenStream, parser: OutputParser, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._stream = stream
+        self._parser = parser
+        self._last: Chunk | None = None
+        self._finish: FinishReason | None = None
+        self._error: ApiError | None = None
+        self._ended = ""
+        self.abandoned = False
+        """The client has left."""
+
+    async def next(self) -> Delta:
+        """What arrived since the last call, with an empty text where it completes no character. May be cancelled and
+        called again; not to be called after the delta with `finish`."""
+        chunk = await self._stream.next()
+        if chunk.tokens:
+            self.ledger.tokens()
+        text = self._parser.feed(chunk.tokens)
+        if chunk.finish is not None:
+            self._last = chunk
+            text += self._parser.finish()
+        if self._parser.stopped:
+            self._stream.cancel()
+            self._finish = "stop"
+        elif chunk.finish is not None:
+            self._finish = chunk.finish
+            if chunk.finish == "cancel":
+                self._error = unavailable(self._ended or _BROKE_OFF)
+            elif chunk.finish == "error":
+                self._error = broken(chunk.error or _BROKE_OFF)
+        return Delta(text, self._finish, self._error)
+
+    async def usage(self) -> Usage:
+        """Of the whole request; waits for the engine's last word, which comes a step after a stop string (and after
+        some seconds at most, see TokenStream.cancel). Output tokens are those that the client was given."""
+        while self._last is None:
+            chunk = await self._stream.next()
+            if chunk.finish is not None:
+                self._last = chunk
+        return self._usage()
+
+    def _usage(self) -> Usage:
+        known = self._last.usage if self._last is not None else None
+        if known is None:
+            known = Usage(prompt_tokens=self._stream.prompt_tokens, output_tokens=0)
+        return msgspec.structs.replace(known, output_tokens=self._parser.consumed)
+
+    def abandon(self) -> None:
+        """The client has left: stop the engine at once, wherever the request is. Its last delta still arrives."""
+        if self._finish is None and not self.abandoned:
+            self.abandoned = True
+            self._stream.cancel()
+
+    def end(self, reason: str) -> None:
+        """Stop the engine for the server's own sake and tell the client `reason`, without waiting for the engine."""
+        if self._finish is None:
+            self._ended = reason
+            self._stream.cancel()
+            self._stream.end("cancel")
+
+    def close(self, status: int) -> None:
+        """Write the ledger, with what is known; `status` is what the client was sent. Idempotent; a stream that still
+        runs is cancelled."""
+        self._stream.cancel()
+        self.ledger.engine_id = self._stream.engine_id
+        if self.abandoned:
+            self.ledger.finished(CLIENT_CLOSED, "cancel", self._usage())
+        else:
+            self.ledger.finished(status, self._finish or "cancel", self._usage(), self._error)

@@ -1,0 +1,34 @@
+"""GET /health/live, /health/ready and /metrics: for supervisors and Prometheus, so without a key."""
+
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+from msgspec import Struct
+
+from services.gateway.engine_client import EngineClient
+from services.gateway.metrics import CONTENT_TYPE, Metrics
+from services.gateway.stream import SHUTTING_DOWN, OpenAnswers
+
+
+class Health(Struct, frozen=True):
+    status: str
+    missing: str = ""
+    """What keeps the gateway from serving, for people."""
+
+
+def health_routes(engines: EngineClient, open_answers: OpenAnswers, metrics: Metrics) -> list[HTTPRouteHandler]:
+    @get("/health/live")
+    async def live() -> Health:
+        return Health("ok")
+
+    @get("/health/ready")
+    async def ready() -> Response[Health]:
+        missing = SHUTTING_DOWN if open_answers.draining else engines.waiting_for()
+        if missing:
+            return Response(Health("unavailable", missing), status_code=503, headers={"retry-after": "1"})
+        return Response(Health("ready"))
+
+    @get("/metrics")
+    async def prometheus() -> Response[bytes]:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    return [live, ready, prometheus]

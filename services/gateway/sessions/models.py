@@ -1,0 +1,65 @@
+"""The tables of the session database. What they are in a file is decided by `migrations/`; a test compares the two.
+
+No foreign keys: a session's row and its requests' rows are lost and pruned independently, and a parent's row may come
+after its child's (a row is written when a request is over). All times are Unix seconds, all durations seconds.
+"""
+
+from typing import ClassVar
+
+from sqlalchemy import Float, Index
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    # SQLAlchemy 2.0 and 2.1 differ in what a float is by default.
+    type_annotation_map: ClassVar = {float: Float()}
+
+
+class SessionRow(Base):
+    """Sums over all requests of a session, also over those that were pruned since."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (Index("ix_sessions_last_seen", "last_seen"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    parent: Mapped[str | None]
+    source: Mapped[str]
+    first_seen: Mapped[float]
+    last_seen: Mapped[float]
+    turns: Mapped[int]
+    prompt_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    opening: Mapped[bytes]
+    """`Conversation.opening`"""
+    tail: Mapped[bytes]
+    """`Conversation.tail`"""
+
+
+class RequestRow(Base):
+    """One finished request. `number` counts without gaps, since rows only ever go at the old end."""
+
+    __tablename__ = "requests"
+    __table_args__ = (
+        Index("ix_requests_id", "id", unique=True),
+        Index("ix_requests_session", "session_id", "number"),
+        Index("ix_requests_arrived", "arrived"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    session_id: Mapped[str | None]
+    model: Mapped[str]
+    engine: Mapped[str]
+    arrived: Mapped[float]
+    queue_seconds: Mapped[float]
+    restore_seconds: Mapped[float]
+    prefill_seconds: Mapped[float]
+    decode_seconds: Mapped[float]
+    prompt_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    cached_device: Mapped[int]
+    cached_host: Mapped[int]
+    finish_reason: Mapped[str]
+    status: Mapped[int]
+    error: Mapped[str]

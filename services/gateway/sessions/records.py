@@ -1,0 +1,108 @@
+"""What the gateway tells the session store about a request, and what the store tells a reader."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from services.protocol.generate import Usage
+
+SessionSource = Literal["session_id", "header", "prompt_cache_key", "user", "lineage"]
+"""Who named a session: the request's field or header of that name, or the store itself by the prompt's lineage."""
+
+
+class SessionHint(Struct, frozen=True, kw_only=True):
+    """All that a request says about the conversation that it belongs to. Empty = not said."""
+
+    opening: bytes
+    """`lineage.opening_digest` of all messages up to the first user message, tools included. Block hashes alone
+    cannot tell two agents apart that share a system prompt and whose first user messages are shorter than a block:
+    see `Lineage`. Empty where there are no messages (a raw prompt)."""
+    session_id: str = ""
+    """The body's `session_id`."""
+    header: str = ""
+    """The header `x-session-id`."""
+    prompt_cache_key: str = ""
+    user: str = ""
+
+
+class RequestRecord(Struct, frozen=True, kw_only=True):
+    """One request, when it is over (answered, cancelled, refused or failed)."""
+
+    request_id: str
+    """Unique: a second record of the same id is not written."""
+    session_id: str
+    """As `SessionStore.resolve` gave it; empty for a request that was refused before it had one."""
+    model: str
+    arrived: float
+    """Unix seconds."""
+    status: int
+    """HTTP status."""
+    engine_id: str = ""
+    usage: Usage | None = None
+    """None when no engine took the request: then it is no turn of its session."""
+    finish_reason: str = ""
+    error: str = ""
+
+
+class SessionSummary(Struct, frozen=True, kw_only=True):
+    """One session of `GET /api/sessions`. Token counts are sums over its turns."""
+
+    id: str
+    parent: str | None
+    """The session that this one forked from."""
+    source: str
+    """A SessionSource."""
+    first_seen: float
+    """Unix seconds: arrival of its first request."""
+    last_seen: float
+    """Unix seconds: arrival of its newest request."""
+    turns: int
+    """Requests that an engine took."""
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were not computed again."""
+
+
+class RequestSummary(Struct, frozen=True, kw_only=True):
+    """One request of `GET /api/sessions/{id}`; the fields are those of RequestRecord and Usage."""
+
+    id: str
+    session_id: str | None
+    model: str
+    engine: str
+    arrived: float
+    queue_seconds: float
+    restore_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_device: int
+    cached_host: int
+    finish_reason: str
+    status: int
+    error: str
+
+
+class SessionPage(Struct, frozen=True, kw_only=True):
+    """Reply of `GET /api/sessions`: newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionSummary]
+    total: int
+    """Sessions in all."""
+    limit: int
+    offset: int
+    persistent: bool
+    """False: kept in memory only, until the gateway stops."""
+    dropped_rows: int
+    """Requests that could not be written since the gateway started."""
+
+
+class SessionDetail(Struct, frozen=True, kw_only=True):
+    """Reply of `GET /api/sessions/{id}`."""
+
+    session: SessionSummary
+    requests: list[RequestSummary]
+    """The last ones, newest first."""

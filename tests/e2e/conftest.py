@@ -1,0 +1,26 @@
+"""Stacks shared by the tests of this folder; whoever breaks one for good starts their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import stack
+
+SCRIPT = Path(__file__).with_name("script.jsonl")
+
+
+@pytest.fixture(scope="session")
+def smollm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Stack]:
+    """The default model, as `make up` serves it."""
+    with stack.running(tmp_path_factory.mktemp("smollm"), "--kv-size", "256MiB") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Stack]:
+    """A scripted engine with a short queue."""
+    options = ("--model", f"scripted:{SCRIPT}", "--engines", "1", "--kv-size", "64MiB")
+    settings = {"SAMOVAR_MAX_RUNNING": "8", "SAMOVAR_MAX_QUEUE": "8", "SAMOVAR_KEEPALIVE": "0.5"}
+    with stack.running(tmp_path_factory.mktemp("scripted"), *options, **settings) as running:
+        yield running

@@ -1,0 +1,57 @@
+"""The promise, end to end: what was read once comes back from the kvstore."""
+
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.stack import running, wait_until
+
+WORDS = ["river", "stone", "lamp", "wheel", "garden", "paper", "window", "silver", "horse", "candle", "bridge", "cloud"]
+
+
+def conversation(number: int) -> str:
+    """About 512 tokens that share nothing with another conversation's, from the first block on."""
+    lines = [f"{WORDS[number]} {i} {WORDS[(number * 5 + i) % 12]} {(number + 1) * (i + 7) % 97}" for i in range(62)]
+    return f"{WORDS[number]}: remember this list. " + "; ".join(lines) + ". Which word comes first?"
+
+
+def test_conversations_beyond_the_device_pool_are_restored(tmp_path: Path) -> None:
+    with running(tmp_path, "--kv-pages", "16", "--kv-size", "1GiB") as stack:
+        cold = {}
+        for number in range(12):
+            reply = stack.chat(conversation(number), max_tokens=8)
+            usage = reply["usage"]
+            assert 500 <= usage["prompt_tokens"] <= 640, usage
+            assert usage["prompt_tokens_details"]["cached_tokens"] < 64
+            cold[number] = reply["choices"][0]["message"]["content"]
+        wait_until(
+            "all blocks are written through", lambda: stack.metric("kvstore", "samovar_kvstore_objects") >= 12 * 8
+        )
+        for number in reversed(range(12)):
+            reply = stack.chat(conversation(number), max_tokens=8)
+            usage = reply["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= 0.9 * usage["prompt_tokens"], (number, usage)
+            assert reply["choices"][0]["message"]["content"] == cold[number]
+            if number < 10:
+                assert usage["samovar"]["cached_host"] > 0
+
+
+def test_a_killed_engine_comes_back_warm_and_engines_share_blocks(tmp_path: Path) -> None:
+    with running(tmp_path, "--kv-size", "512MiB", "--engines", "2") as stack:
+        prompt = conversation(3)
+        first = stack.chat(prompt, max_tokens=8)
+        wait_until("its blocks are written through", lambda: stack.metric("kvstore", "samovar_kvstore_objects") >= 8)
+        for engine in ("engine-0", "engine-1"):
+            dead = stack.kill(engine)
+            wait_until("the supervisor has restarted it", lambda e=engine, d=dead: stack.pid(e) != d)
+        again = wait_until("an engine answers", lambda: _answer(stack, prompt), 90)
+        assert again["usage"]["samovar"]["cached_host"] >= 448
+        assert again["choices"][0]["message"]["content"] == first["choices"][0]["message"]["content"]
+
+
+def _answer(stack, prompt: str):
+    try:
+        return stack.chat(prompt, max_tokens=8)
+    except httpx.HTTPStatusError as error:
+        assert error.response.status_code == 503
+        return None
