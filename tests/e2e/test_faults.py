@@ -106,9 +106,10 @@ async def test_a_hundred_clients_on_a_queue_of_eight(scripted: Stack) -> None:
 def test_a_client_that_goes_away_frees_its_place(scripted: Stack) -> None:
     body = {"model": scripted.model(), "messages": user("slow"), "stream": True}
     with httpx.stream("POST", f"{scripted.url}/v1/chat/completions", json=body, timeout=60) as reply:
-        next(reply.iter_lines())
-        wait_until("it runs", lambda: scripted.metric("engine-0", "samovar_engine_running") == 1)
-    wait_until("it is gone", lambda: scripted.metric("engine-0", "samovar_engine_running") == 0, 2)
+        arriving = reply.iter_lines()
+        next(arriving)
+        wait_until("it runs", lambda: scripted.metric("engine-0", "samovar_engine_requests_running") == 1)
+    wait_until("it is gone", lambda: scripted.metric("engine-0", "samovar_engine_requests_running") == 0, 2)
 
 
 def test_pieces_cut_inside_a_character(scripted: Stack) -> None:

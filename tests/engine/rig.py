@@ -144,6 +144,7 @@ class Rig:
             assert len(told) == max(limit, what.resumed)
         else:
             assert finish == "cancel" or len(told) <= limit
+        assert usage.restore_seconds <= usage.queue_seconds
         assert usage.prompt_tokens == len(prompt)
         assert usage.output_tokens == len(told)
         ran = self.runner.prompt_tokens_run.get(name, 0)

@@ -257,6 +257,34 @@ def test_cancel_amid_a_load_holds_pages_until_the_copies_are_back() -> None:
     rig.settle()
 
 
+def test_cancel_when_the_copies_are_just_back() -> None:
+    rig = Rig(pages=8, kv=True)
+    stored_and_evicted(rig, tokens(256))
+    rig.submit(request("gone", tokens(256), max_tokens=2))
+    while not any(result.stats.loaded_blocks for result in rig.results):
+        rig.step()
+    assert state_of(rig, "gone") is State.WAITING_FOR_KV
+    rig.cancel("gone")
+    rig.step()
+    assert rig.load.pages_free == 8
+    rig.settle()
+
+
+def test_cancel_in_one_breath_with_the_answer() -> None:
+    rig = Rig(pages=8, kv=True, kv_automatic=False)
+    rig.serve(request("short", tokens(60), max_tokens=10))  # its block is on the device only
+    answer_all(rig)
+    rig.run()
+    rig.submit(request("gone", [*tokens(60), *rig.told["short"], *tokens(200, 1)], max_tokens=2))
+    rig.step()
+    assert state_of(rig, "gone") is State.WAITING_FOR_KV
+    answer_all(rig)
+    rig.cancel("gone")
+    rig.run()
+    assert rig.finish_of("gone") == "cancel"
+    rig.settle()
+
+
 def test_a_shared_prefix_is_loaded_once() -> None:
     rig = Rig(pages=16, kv=True)
     stored_and_evicted(rig, tokens(256))
@@ -286,6 +314,7 @@ def test_restores_that_together_need_more_than_the_pool_take_turns() -> None:
 def test_when_the_pages_went_meanwhile_the_restore_is_asked_for_again() -> None:
     rig = Rig(pages=8, kv=True)
     stored_and_evicted(rig, tokens(64 * 4))
+    rig.serve(request("half", tokens(64 * 2), max_tokens=1))
     rig.submit(request("grows", tokens(64 * 3 - 2, 9), max_tokens=100))
     rig.step()
     rig.store.automatic = False
@@ -297,7 +326,7 @@ def test_when_the_pages_went_meanwhile_the_restore_is_asked_for_again() -> None:
         for index, call in reversed(list(enumerate(rig.store.calls))):
             if isinstance(call, ReserveCall):
                 rig.store.answer(index)
-    assert rig.load.pages_free < 4
+    assert rig.load.pages_free < 2
     answer_all(rig)
     rig.step()
     assert state_of(rig, "restored") is State.WAITING
@@ -322,15 +351,33 @@ def test_a_preempted_request_comes_back_from_the_store() -> None:
 def test_stores_leave_half_of_a_small_pool_alone() -> None:
     rig = Rig(pages=8, kv=True, kv_automatic=False)
     rig.submit(request("a", tokens(64 * 6), max_tokens=1))
-    while "a" not in rig.final:
-        rig.step()
+    while rig.step():
         if rig.store.calls and isinstance(rig.store.calls[0], LeaseCall):
             rig.store.answer()
+    assert rig.finish_of("a") == "length"
     reserved = [entry for call in rig.store.calls if isinstance(call, ReserveCall) for entry in call.entries]
     assert len(reserved) == 4
     assert rig.load.pages_free == 4
     rig.settle()
     assert len(rig.store.committed) == 6
+
+
+def test_the_store_is_told_what_a_block_costs() -> None:
+    rig = Rig(pages=8, kv=True, kv_automatic=False)
+    rig.store.disconnect()
+    rig.runner.expect("slow", tokens(128))
+    rig.scheduler.submit(request("slow", tokens(128), max_tokens=1))
+    batch = rig.scheduler.schedule()
+    assert batch is not None
+    rig.scheduler.update(rig.runner.run(batch), seconds=64.0)
+    rig.store.connect()
+    rig.core.handle(rig.inbox.get())
+    rig.scheduler.schedule()
+    (call,) = rig.store.calls
+    assert isinstance(call, ReserveCall)
+    costs = [entry.cost for entry in call.entries]
+    assert costs == [pytest.approx(32, rel=0.01), pytest.approx(32, rel=0.01)]
+    assert costs[0] < costs[1]
 
 
 def test_deeper_blocks_cost_more_to_compute_again() -> None:

@@ -114,6 +114,20 @@ def test_the_queue_is_left_at_its_front_only() -> None:
     rig.settle()
 
 
+def test_cached_pages_are_not_counted_twice_at_admission() -> None:
+    rig = Rig(pages=8)
+    rig.serve(request("first", tokens(256), max_tokens=1))
+    rig.submit(request("long", tokens(200, 1), max_tokens=40))
+    rig.step()
+    rig.submit(request("again", tokens(256), max_tokens=2))  # 4 cached pages and a fifth; 4 are available
+    rig.step()
+    assert (rig.load.running, rig.load.waiting, rig.load.pages_free) == (1, 1, 4)
+    rig.run()
+    assert rig.usage("again").cached_device == 255
+    assert rig.usage("again").preemptions == 0
+    rig.settle()
+
+
 def test_when_pages_run_out_the_youngest_gives_way() -> None:
     rig = Rig(pages=8)
     prompts = {name: tokens(120, seed) for seed, name in enumerate(("old", "young"))}
@@ -121,6 +135,7 @@ def test_when_pages_run_out_the_youngest_gives_way() -> None:
     assert rig.usage("old").preemptions == 0
     assert rig.usage("young").preemptions >= 1
     assert sum(result.stats.preemptions for result in rig.results) == rig.usage("young").preemptions
+    assert sum(result.stats.decode_tokens for result in rig.results) <= 600, "to read again is to prefill"
     for name, prompt in prompts.items():  # the rig has checked that no token came twice
         assert rig.told[name] == continuation(prompt, 300)
     rig.settle()
@@ -192,6 +207,7 @@ def test_no_token_is_as_valid() -> None:
     rig.serve(request("a", tokens(64), max_tokens=5))
     assert len(rig.told["a"]) == 5
     assert rig.usage("a").computed_tokens == 64
+    assert sum(result.stats.rows for result in rig.results) == 20, "each step is told, also one that gave nothing"
     rig.settle()
 
 

@@ -33,7 +33,7 @@ def prepare() -> None:
     version = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in triton.__version__.split(".")[:3])
     # Its kernel computes wrong gradients there, so the library refuses to run it (its issue 640).
     if torch.cuda.get_device_capability()[0] == 9 and (3, 4) <= version < (3, 7, 1):
-        library.chunk_bwd_dqkwg = torch.compile(chunk_gradients, dynamic=False)
+        setattr(library, "chunk_bwd_dqkwg", torch.compile(chunk_gradients, dynamic=False))  # noqa: B010
 
 
 def chunk_gradients(

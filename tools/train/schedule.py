@@ -27,8 +27,8 @@ class Phase:
     """Row lengths of the micro-batch that every step has; one is drawn."""
     mix: Mix
     long: tuple[int, ...] = ()
-    """Row lengths of a second micro-batch of the same step. A long one alone supervises few tokens; beside a short one the
-    update stays calm."""
+    """Row lengths of a second micro-batch of the same step. A long one alone supervises few tokens; beside a short one
+    the update stays calm."""
 
 
 Plan = tuple[Phase, ...]

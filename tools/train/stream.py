@@ -1,9 +1,9 @@
-"""The data of a training, step by step. The same seed and data folder give the same stream with any number of workers."""
+"""The data of a training, step by step: the same for a seed and a data folder, with any number of workers."""
 
 import multiprocessing
 import os
 import queue
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
@@ -50,7 +50,7 @@ def work(options: StreamOptions, first: int, stride: int, out: "Queue[StepBatche
 
 
 @contextmanager
-def open_stream(options: StreamOptions, workers: int) -> Iterator[Iterator[StepBatches]]:
+def open_stream(options: StreamOptions, workers: int) -> Generator[Iterator[StepBatches], None, None]:
     """An iterator over all steps. Step i comes from worker i % workers; with 0 workers from this process. The processes
     end with the context. Raises RuntimeError from the iterator if a worker died."""
     if workers == 0:

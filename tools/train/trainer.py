@@ -37,8 +37,8 @@ class TrainOptions:
     """A model folder whose tokenizer and template the new one takes."""
     workers: int
     deadline: float = math.inf
-    """Seconds after the start at which the training must be over. If the steps would take longer, the learning rate falls
-    earlier, by the clock, and the rest of the steps is left out: such a run cannot be repeated bit for bit."""
+    """Seconds after the start at which the training must be over. If the steps would take longer, the learning rate
+    falls earlier, by the clock, and the last steps are left out: such a run cannot be repeated bit for bit."""
 
 
 class TrainingError(RuntimeError):
@@ -52,9 +52,9 @@ def train(
     device: torch.device,
     log: Callable[[str], None] = print,
 ) -> TrainModel:
-    """Trains a copy of the parameters and saves it to options.out, also every 2 minutes; each LOG_STEPS a line goes to
-    options.out/training.jsonl. Repeatable on the CPU with the same number of threads; on CUDA the data are the same, but
-    atomic additions in attention's and the embedding's gradients are not ordered. Raises TrainingError."""
+    """Trains a copy of the parameters and saves it to options.out, also every 2 minutes. Each LOG_STEPS a line goes
+    to options.out/training.jsonl. Repeatable on the CPU with the same number of threads; on CUDA the data are the same,
+    but atomic additions in the gradients of attention and embedding have no order. Raises TrainingError."""
     started = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     pieces = prepare_device(device, log)

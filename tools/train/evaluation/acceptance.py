@@ -12,9 +12,9 @@ STEPS = 3
 
 @torch.no_grad()
 def chained_acceptance(model: TrainModel, ids: Tensor, counted: Tensor, steps: int = STEPS) -> list[float]:
-    """Given any text: the share of counted positions where drafts 1..s all equal the main model's greedy choice, s = 1..
-    steps. As in training: draft s reads the keys of draft s at all earlier positions. ids int64, counted bool [rows, T]:
-    whether the token that the last draft stands for counts."""
+    """Given any text: the share of counted positions where drafts 1..s all equal the main model's greedy choice, for
+    each s. As in training: draft s reads the keys of draft s at all earlier positions. ids int64, counted bool
+    [rows, T]: whether the token that the last draft stands for counts."""
     hidden = model.normed(model.body(ids))
     main = model.logits(hidden).argmax(-1).view(ids.shape)
     agreed = torch.ones_like(counted)
@@ -33,9 +33,9 @@ def chained_acceptance(model: TrainModel, ids: Tensor, counted: Tensor, steps: i
 def engine_acceptance(
     model: TrainModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], steps: int = STEPS
 ) -> list[float]:
-    """On the model's own greedy output, with what an engine has: draft s is fed draft s - 1, reads the first drafts' keys
-    of the past and the own keys of the drafts after them. rows: (prompt ids, output ids); counted are the positions whose
-    `steps` drafts all stand for output tokens."""
+    """On the model's own greedy output, with what an engine has: draft s is fed draft s - 1, reads the first drafts'
+    keys of the past and the own keys of the drafts after them. rows: (prompt ids, output ids); counted are the
+    positions whose `steps` drafts all stand for output tokens."""
     agreed_sum = [0] * steps
     count = 0
     for prompt, output in rows:

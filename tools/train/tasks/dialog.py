@@ -20,6 +20,10 @@ Mode = Literal["bare", "empty", "think"]
 """How an assistant turn starts: with the answer, with an empty think block, with a thought."""
 
 
+MODES: tuple[Mode, ...] = ("bare", "empty", "think")
+MODE_WEIGHTS = (25, 50, 25)
+
+
 class Document(NamedTuple):
     ids: Ids
     weights: NDArray[np.float32]
@@ -75,7 +79,7 @@ class Dialog:
     ) -> None:
         """The generation prompt carries no loss; the thought (one line) is used in the mode "think" only."""
         if mode is None:
-            mode = self._source.rng.choices(("bare", "empty", "think"), (25, 50, 25))[0]
+            mode = self._source.rng.choices(MODES, MODE_WEIGHTS)[0]
         self.text("<|im_start|>assistant\n")
         if mode == "empty":
             self.text(EMPTY_THOUGHT)

@@ -16,6 +16,7 @@ PARAMETERS = listed(
     "line target topic unit host"
 )
 TOP_FOLDERS = ("", "src", "home", "data", "lib", "tests")
+KINDS: tuple[Kind, ...] = ("string", "integer", "boolean")
 SUFFIXES = (".py", ".txt", ".md", ".json", "")
 PAIR_FORMS = (("{} {}", True), ("{} set to {}", True), ("the {} {}", True), ("{} = {}", False), ("{}: {}", False))
 """How a parameter and its value are written; and whether "and" may join the pairs (else only commas)."""
@@ -35,7 +36,7 @@ def named_tool(source: Source, held_name: bool) -> NamedTool:
     kinds: dict[str, Kind] = {}
     for _ in range(rng.choices((0, 1, 2, 3, 4), (4, 36, 34, 18, 8))[0]):
         parameter = rng.choice(PARAMETERS) if source.chance(0.7) else source.word()
-        kinds[parameter] = rng.choices(("string", "integer", "boolean"), (75, 20, 5))[0]
+        kinds[parameter] = rng.choices(KINDS, (75, 20, 5))[0]
     described = source.chance(0.4)
     parameters = tuple(Parameter(key, kind, f"The {key}." if described else "") for key, kind in kinds.items())
     return NamedTool(Tool(name, f"{name.split('_')[0].capitalize()} the {noun}.", parameters), noun)
