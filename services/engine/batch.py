@@ -22,7 +22,11 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's share of a step: run `tokens` at positions [start, start + len(tokens))."""
+    """One sequence's share of a step: run `tokens` at positions [start, start + len(tokens)).
+
+    With a recurrent model `tokens` may be empty where `sample` is set: then the draw is made from the last hidden
+    vector that the state slot keeps (an exact repeat of a checkpointed prefix computes nothing).
+    """
 
     request_id: str
     tokens: Sequence[int]
@@ -34,6 +38,19 @@ class Row:
     (An exact repeat of a cached prompt recomputes its last token only for the logits.)"""
     sample: SampleSpec | None
     """None in the middle of a prefill."""
+    state: int = -1
+    """Slot of the sequence's recurrent state (-1: the model has none). Before the step it holds the state behind
+    position `start` (at start 0 the runner zeroes it), after it that behind the row's end, with the hidden vector of
+    the last token. No two rows of a batch share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy one device page, or one state slot, onto another."""
+
+    kind: Literal["page", "state"]
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +59,19 @@ class Transfer:
 
     `store` reads a page whose tokens earlier steps computed; `load` fills a page that no row of this batch reads.
     Both sides stay reserved by the scheduler until `id` comes back in ModelOutput.transfers_done.
+
+    A checkpoint is one object: the bytes of state slot `state`, behind them those of its partial tail page `page`
+    where it has one.
     """
 
     id: int
     kind: Literal["load", "store"]
     page: int
+    """-1: none (a checkpoint at a block's border)."""
     arena: Arena
     extents: tuple[Extent, ...]
+    state: int = -1
+    """-1: none (a plain block)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +79,11 @@ class ScheduledBatch:
     step: int
     rows: tuple[Row, ...]
     transfers: tuple[Transfer, ...] = ()
+    before: tuple[Copy, ...] = ()
+    """Done in this order before the rows run: a checkpoint's state into a request's slot, its tail page into a page of
+    the request's own (copy on write)."""
+    after: tuple[Copy, ...] = ()
+    """Done in this order when the rows have run: checkpoints taken at the rows' ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,3 +51,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"
     log_level: LogLevel = "info"
+
+    def __post_init__(self) -> None:
+        if self.max_batch_tokens == 1:
+            raise ValueError("SAMOVAR_MAX_BATCH_TOKENS=1: write 0, or 2 and more (a decode and a prefill share a step)")

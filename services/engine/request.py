@@ -28,6 +28,8 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     session_id: str = ""
+    hints: tuple[int, ...] = ()
+    """See GenerateRequest.hints."""
     trace: str = ""
     """W3C traceparent of the engine's request span, or empty."""
     arrived: int = field(default_factory=time.time_ns)
@@ -45,5 +47,6 @@ class Request:
             sampling=wire.sampling,
             cache_salt=wire.cache_salt,
             session_id=wire.session_id,
+            hints=wire.hints,
             trace=trace,
         )

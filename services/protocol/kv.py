@@ -21,7 +21,11 @@ MAX_FRAME = 16 * 2**20
 
 
 def state_key(prefix: Key, position: int) -> Key:
-    """The key of the recurrent-state checkpoint at `position`, behind the block (or root) named `prefix`."""
+    """The key of the recurrent-state checkpoint at `position`.
+
+    `prefix` names the exact prefix: its last full block (or the root), extended (`hashing.extend`) by the ids of the
+    partial block behind that, where there is one.
+    """
     return prefix + b"/state/" + position.to_bytes(8, "little")
 
 

@@ -68,6 +68,7 @@ REQUEST = GenerateRequest(
     generated=b"\x02\0\0\0",
     cache_salt="salt",
     session_id="s",
+    hints=(64, 90),
 )
 DELTA = TokenDelta("r", 3, (4, 5), "stop", USAGE, "no error")
 CARD = ModelCard(
