@@ -24,9 +24,9 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
     weights = _top_p(weights, top_p)
     weights = weights * (weights >= min_p[:, None].clamp(max=1) * weights.max(-1, keepdim=True).values)
     cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1]
-    target = (uniform * total).minimum(total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    # Below the total even for the largest double below 1, whose product is half a unit of the last place away from it.
+    target = uniform[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def _top_k(weights: Tensor, top_k: Tensor) -> Tensor:
@@ -46,10 +46,16 @@ def _top_p(weights: Tensor, top_p: Tensor) -> Tensor:
         return weights
     mass = top_p * weights.sum(-1)
     highest = weights.topk(min(_HEAD, weights.shape[1]), sorted=True).values
-    if bool((limited & (highest.sum(-1) < mass)).any()):
-        highest = weights.sort(-1, descending=True).values
-    before = highest.cumsum(-1).roll(1, -1)
+    border = _nucleus_border(highest, mass)
+    short = limited & (highest.sum(-1) < mass)
+    if bool(short.any()):
+        border[short] = _nucleus_border(weights[short].sort(-1, descending=True).values, mass[short])
+    return weights * ((weights >= border[:, None]) | ~limited[:, None])
+
+
+def _nucleus_border(descending: Tensor, mass: Tensor) -> Tensor:
+    """The least weight of each row before which the weights add up to less than `mass`; at least the first."""
+    before = descending.cumsum(-1).roll(1, -1)
     before[:, 0] = 0
     last = (before < mass[:, None]).sum(-1).clamp(min=1) - 1
-    border = highest.gather(1, last[:, None])
-    return weights * ((weights >= border) | ~limited[:, None])
+    return descending.gather(1, last[:, None])[:, 0]

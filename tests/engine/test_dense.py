@@ -90,6 +90,9 @@ def test_shared_prefix_is_read_and_not_written(device: torch.device) -> None:
     again = bench.run(row(ids, 127, 128, [4, 9], write_from=128))
     torch.testing.assert_close(again, first, **CLOSE)
     assert torch.equal(bench.pages.tensor, before)
+    # A whole page is run again, from its first token on.
+    bench.run(row(ids, 64, 128, [4, 9], write_from=128))
+    assert torch.equal(bench.pages.tensor, before)
     # Half of what runs is written: positions 100 to 127 belong to somebody else as well.
     longer = [*ids, *random_ids(30, seed=4)]
     logits = bench.run(row(longer, 100, 158, [4, 9, 5], write_from=128))

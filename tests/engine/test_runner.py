@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from services.engine.batch import ScheduledBatch, Transfer
+from services.engine.batch import SampleSpec, ScheduledBatch, Transfer
+from services.engine.sampler import SampleRow, sample
 from services.protocol.generate import SamplingParams
 from services.protocol.kv import Extent
 from tests.devices import DEVICES
@@ -38,6 +39,15 @@ def test_same_tokens_however_they_are_computed(device: torch.device) -> None:
     assert generate(Bench(model), prompt, [0, 1], 8, chunk=64, others=3) == alone
     # Preempted after 3 tokens: prompt and output are prefilled again, and it goes on.
     assert generate(Bench(model), prompt + alone[:3], [2, 1], 5, chunk=50) == alone[3:]
+
+
+def test_the_draw_is_that_of_the_token_s_absolute_position() -> None:
+    bench = Bench(decoder(oracle("llama")))
+    ids = random_ids(70, seed=6)
+    for start, end in ((0, 60), (60, 69), (69, 70)):
+        logits = bench.run(row(ids, start, end, [0, 1], params=SAMPLED))
+        expected = sample(logits.clone(), [SampleRow("r", SampleSpec(SAMPLED, ids[:end], []), position=end)])
+        assert bench.output.sampled["r"] == expected[0]
 
 
 def test_broken_logits_end_their_own_row_only() -> None:

@@ -17,7 +17,11 @@ from services.engine.weights.gguf_tokenizer import read_bundle
 from services.engine.weights.resolve import resolve
 from tests.engine import gguf_files
 
-MIXED = (Path(__file__).parent / "mixed.txt").read_text(encoding="utf-8")
+MIXED = (
+    (Path(__file__).parent / "mixed.txt").read_text(encoding="utf-8")
+    # What an editor would not keep.
+    + "CR LF\r\n\r\na lone CR\rend \r\n decomposed e\u0301 A\u030a, no-break\u00a0\u202fspaces\n"
+)
 texts = st.text() | st.text(alphabet=st.sampled_from(list("aAzZ09 \n\t\r.,'sStT-_éß中😀‍▁Ġ½<|>")), max_size=40)
 
 
@@ -126,7 +130,7 @@ SPLITS = {
 def test_byte_level_families(tmp_path: Path, pre: str) -> None:
     """Trained with the family's own pre-tokenizer; rebuilt from what a GGUF file keeps of it."""
     trained = train(SPLITS[pre])
-    if pre == "qwen2":
+    if pre == "qwen2":  # composed characters
         trained.normalizer = Qwen2Tokenizer().backend_tokenizer.normalizer
     read, _ = metadata(tmp_path, **entries_of(trained, pre))
     ours = Tokenizer.from_str(read_bundle(read).tokenizer_json)

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 _PIECE = 64 * 2**20
 """Bytes of the arena registered with CUDA at a time, on first use. The arena's memory is taken as it fills, and
-registering takes it; a piece that nobody touched before costs 16 ms, one that was written 4 ms (H200 host)."""
+registering takes it. At the rates of an H200 host (first touch 3.9 GiB/s, registering touched memory 0.055 s/GiB) a
+piece holds the loop up for 16 ms, or 4 ms if it was written before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from kernels import norm_rope
+from kernels.linear import linear
 from services.engine.model.config import ModelConfig
 from services.engine.model.layers import Block, ForwardContext, RmsNorm, Slot, inverse_frequencies
 

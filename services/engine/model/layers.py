@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from kernels import kv_codec, norm_rope
 from kernels.attention import AttentionPlan, paged_attention
+from kernels.linear import linear
 from services.engine.model.config import ModelConfig
 
 
