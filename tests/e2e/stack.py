@@ -44,6 +44,7 @@ class Stack:
         self.runtime = home / "tmp"
         self.runtime.mkdir(parents=True)
         self.log = home / "up.log"
+        self._model = ""
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("SAMOVAR_", "OTEL_"))}
         environ |= {"TMPDIR": str(self.runtime), "SAMOVAR_DATA_DIR": str(home / "data"), "HF_HUB_OFFLINE": "1"}
         with self.log.open("wb") as log:
@@ -106,7 +107,10 @@ class Stack:
         return reply.json()
 
     def model(self) -> str:
-        return httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        """The served model's name, which stays the same while engines come and go."""
+        if not self._model:
+            self._model = httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        return self._model
 
     def stop(self) -> int:
         """Ctrl-C; returns the exit code."""
