@@ -41,7 +41,9 @@ def main(servers: tuple[str, ...] = ("uvicorn", "granian")) -> None:
 async def _server(server: str) -> dict[str, Any]:
     rows = {}
     print(f"{server}: {RATE} tokens/s a stream, {TOKENS - WARM_UP} tokens each counted")
-    print(f"{'streams':>8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'gateway CPU s / 1000 tokens':>28} {'tokens/s':>9}")
+    print(
+        f"{'streams':>8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'gateway CPU s / 1000 tokens':>28} {'tokens/s':>9}"
+    )
     for count in STREAMS:
         row = await _measure(server, count)
         rows[f"{count} streams"] = row

@@ -70,7 +70,7 @@ def chunk_gradients(
         return unchunked(x).view(batch, tokens, heads, groups, key_dim).sum(3).to(dtype)
 
     q, k = chunked(q).repeat_interleave(groups, 1), chunked(k).repeat_interleave(groups, 1)
-    v, do, dv = chunked(v).to(dtype), chunked(do).to(dtype), chunked(dv)
+    v, do, dv = chunked(v).to(dtype), chunked(do).to(dtype), chunked(dv).to(dtype)
     h, dh = (x.reshape(chunks, value_heads, key_dim, value_dim) for x in (h, dh))
     g = g.float().reshape(chunks, CHUNK, value_heads).transpose(1, 2)
     total = g[..., -1:]

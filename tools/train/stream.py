@@ -16,6 +16,8 @@ from tools.train.tasks.source import Source
 
 StepBatches = list[MicroBatch]
 """The micro-batches of one optimizer step."""
+PATIENCE = 5.0
+"""Seconds without data after which a worker is looked at."""
 QUEUED_STEPS = 2
 """That each worker keeps ready."""
 
@@ -71,7 +73,7 @@ def open_stream(options: StreamOptions, workers: int) -> Generator[Iterator[Step
             index = step % workers
             while True:
                 try:
-                    yield queues[index].get(timeout=5)
+                    yield queues[index].get(timeout=PATIENCE)
                     break
                 except queue.Empty:
                     if not processes[index].is_alive() and queues[index].empty():

@@ -100,7 +100,7 @@ def prepare_device(device: torch.device, log: Callable[[str], None]) -> Pieces:
 
 def accumulate(model: TrainModel, batches: StepBatches, pieces: Pieces, journal: "Journal") -> None:
     """Adds the gradients of one step: the weighted mean loss over all its micro-batches."""
-    total_weight = sum(float(batch.weights.sum()) for batch in batches)
+    total_weight = max(1.0, sum(float(batch.weights.sum()) for batch in batches))  # a tiny batch may be all prompt
     for batch in batches:
         ids = torch.from_numpy(batch.ids).to(model.device, torch.long)
         weights = torch.from_numpy(batch.weights).to(model.device)
@@ -134,7 +134,7 @@ class Journal:
         """One line to the file and the log. Raises TrainingError if the loss is not finite."""
         weight, *losses = self._sums.tolist()
         self._sums.zero_()
-        main, *drafts = (loss / weight for loss in losses)
+        main, *drafts = (loss / max(weight, 1e-9) for loss in losses)
         seconds = time.monotonic() - self._started
         line = {
             "step": step,

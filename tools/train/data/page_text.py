@@ -32,12 +32,18 @@ class PageText(html.parser.HTMLParser):
             self._parts.append("\n")
 
     def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self._parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
+        if self._hidden:
+            return
+        if not self._preformatted:
+            data = re.sub(r"\s+", " ", data)
+            if self._parts and self._parts[-1].endswith(("\n", " ")):
+                data = data.removeprefix(" ")
+        if data:
+            self._parts.append(data)
 
     def text(self) -> str:
         """No blanks at line ends, at most one empty line in a row."""
-        text = re.sub(r"[ \t]*\n[ \t]*(?=\n|[^ \t])", "\n", "".join(self._parts))
+        text = re.sub(r"[ \t]+\n", "\n", "".join(self._parts))
         return re.sub(r"\n{3,}", "\n\n", text)
 
 

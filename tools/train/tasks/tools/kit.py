@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import Literal
 
 from tools.train.tasks.source import Source
-from tools.train.tasks.tools.coding import CODING
+from tools.train.tasks.tools.coding_files import FILE_SKILLS
+from tools.train.tasks.tools.coding_work import WORK_SKILLS
 from tools.train.tasks.tools.composed import composed_skill, draw_action, draw_noun
 from tools.train.tasks.tools.everyday import EVERYDAY
 from tools.train.tasks.tools.held_out import Holdout, is_held_name, split
@@ -21,6 +22,7 @@ FAMILIES: tuple[Family, ...] = ("named", "coding", "everyday", "composed")
 Manner = Literal["named", "noun", "natural"]
 """The request names the tool; calls it by its noun; says what it wants."""
 
+CODING = (*FILE_SKILLS, *WORK_SKILLS)
 TOOL_TOKENS = 120
 """About what the JSON line of one tool takes."""
 CODING_NOUNS = frozenset(
