@@ -41,7 +41,7 @@ docs: $(RUN) ## write docs/configuration.md anew from the settings
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
-	find bench docs kernels services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find bench docs tools kernels services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first of these that runs, is new enough and can make environments.
 PYTHONS = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3 python)
