@@ -1,4 +1,4 @@
-"""Where measurements go: one JSON file a topic under docs/benchmarks/, each entry with its command, machine and date."""
+"""Where measurements go: one JSON file a topic under docs/benchmarks/, each with its command, machine and date."""
 
 import json
 import os

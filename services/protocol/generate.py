@@ -76,9 +76,9 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     session_id: str = ""
     """A hint for the cache policy; answers never depend on it."""
     hints: tuple[int, ...] = ()
-    """Prompt lengths at which a later prompt may part from this one, ascending: behind tools and system text, before and
-    behind each message, before the generation suffix. A recurrent model's state is worth keeping there, and worth looking
-    for."""
+    """Prompt lengths at which a later prompt may part from this one, ascending: behind tools and system text, before
+    and behind each message, before the generation suffix. A recurrent model's state is worth keeping there, and worth
+    looking for."""
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
