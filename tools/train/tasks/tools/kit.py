@@ -85,7 +85,9 @@ def draw_item(source: Source, family: Family, holdout: Holdout, topics: set[str]
         about = draw_noun(source)
         while about in CODING_NOUNS:
             about = draw_noun(source)
-        known = [topic.split(" ", 1)[1] for topic in sorted(topics) if topic.split(" ", 1)[0] in SAME_NOUN_ACTIONS]
+        # Topics of everyday and coding skills are single words, some of them the same as an action's.
+        parts = [topic.partition(" ") for topic in sorted(topics)]
+        known = [noun for action, _, noun in parts if noun and action in SAME_NOUN_ACTIONS]
         if known and source.chance(0.2):
             about = source.rng.choice(known)  # two tools for one thing: the verb decides
         skill = composed_skill(source, draw_action(source), about, holdout)
