@@ -209,6 +209,7 @@ class EngineServer:
             sampling=sampling,
             cache_salt=wire.cache_salt,
             session_id=wire.session_id,
+            hints=wire.hints,
             trace=telemetry.traceparent(span),
         )
         inbox.put(Submit(request))

@@ -125,13 +125,15 @@ class EngineClient:
         cache_salt: str = "",
         session_id: str = "",
         tokenizer_digest: str = "",
+        hints: Sequence[int] = (),
         span: trace.Span | None = None,
     ) -> TokenStream:
         """Returns when an engine has accepted; raises EngineRejected, NoEngine or RequestTooLarge.
 
         `request_id`: unique; empty draws one. `tokenizer_digest`: of the tokenizer that made `prompt`; engines with
-        another one are left out (while a model is being replaced there may be some). `span` becomes the parent of
-        the engine's span. When the caller is cancelled meanwhile, so is the request.
+        another one are left out (while a model is being replaced there may be some). `hints`: as in
+        GenerateRequest. `span` becomes the parent of the engine's span. When the caller is cancelled meanwhile, so is
+        the request.
         """
         request = GenerateRequest(
             request_id=request_id or uuid.uuid4().hex,
@@ -140,6 +142,7 @@ class EngineClient:
             sampling=sampling,
             cache_salt=cache_salt,
             session_id=session_id,
+            hints=tuple(hints),
         )
         stream = TokenStream(request, telemetry.headers(span) if span is not None else None, self._send_cancel)
         engines = self._engines.serving(model)

@@ -43,6 +43,8 @@ class Ledger:
         self.model = model
         self.session_id = ""
         self.engine_id = ""
+        self.reasoning_tokens = 0
+        """Of the output, known when it is over."""
         self._metrics = metrics
         self._sessions = sessions
         self._arrived = arrived
@@ -113,6 +115,7 @@ class Ledger:
                 "gen_ai.response.finish_reasons": [reason],
                 "gen_ai.usage.input_tokens": usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": usage.output_tokens,
+                "gen_ai.usage.reasoning.output_tokens": self.reasoning_tokens,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
                 "samovar.engine.id": self.engine_id,
             }

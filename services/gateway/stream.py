@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator, Generator
 from litestar.types import Receive, Scope, Send
 
 from services.gateway.errors import ApiError
-from services.gateway.openai.chat_response import DONE, ChatResponse
+from services.gateway.openai.chat_response import DONE, ChatResponse, chat_finish
 from services.gateway.output.answer import Answer
+from services.gateway.output.pieces import Piece
 
 SHUTTING_DOWN = "The server is shutting down."
 
@@ -132,7 +133,7 @@ class EventStream:
                 await _send(send, response.keepalive)
                 due = clock() + self._keepalive
                 continue
-            event = head + response.content(delta.text) if delta.text else b""
+            event = head + response.pieces(delta.pieces) if delta.pieces else b""
             if delta.finish is not None:
                 break
             if event and not answer.abandoned:
@@ -143,12 +144,12 @@ class EventStream:
             return b""
         if delta.error is not None:
             return event + response.error(delta.error)
-        event = (event or head) + response.finish(delta.finish)
+        event = (event or head) + response.finish(chat_finish(delta.finish, answer.calls))
         if not response.include_usage:
             return event + DONE
         # A stop string is found before the engine has counted: the end of the text need not wait for that.
         await _send(send, event)
-        return response.usage(await answer.usage()) + DONE
+        return response.usage(await answer.usage(), answer.reasoning_tokens) + DONE
 
 
 class WholeAnswer:
@@ -176,15 +177,18 @@ class WholeAnswer:
                 answer.close(status)
 
     async def _collect(self) -> tuple[ApiError | None, bytes]:
-        parts: list[str] = []
+        answer = self._answer
+        pieces: list[Piece] = []
         while True:
-            delta = await self._answer.next()
-            parts.append(delta.text)
+            delta = await answer.next()
+            pieces += delta.pieces
             if delta.finish is not None:
                 break
         if delta.error is not None:
             return delta.error, delta.error.body()
-        return None, self._response.whole("".join(parts), delta.finish, await self._answer.usage())
+        usage = await answer.usage()
+        finish = chat_finish(delta.finish, answer.calls)
+        return None, self._response.whole(pieces, finish, usage, answer.reasoning_tokens)
 
     async def _send_whole(self, send: Send, status: int, body: bytes, error: ApiError | None) -> None:
         headers = [

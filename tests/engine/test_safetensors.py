@@ -207,8 +207,10 @@ def test_text_side(tmp_path: Path) -> None:
 
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     edit(tmp_path / "tokenizer_config.json", add_bos_token=False)
+    edit(tmp_path / "generation_config.json", do_sample=False)
     bundle = load(tmp_path).bundle
     assert (bundle.chat_template, bundle.special.add_bos) == ("{{ messages }}", False)
+    assert bundle.generation_defaults == {"temperature": 0.0, "top_k": 20.0}
 
     # Nothing but the tokenizer: no template, no special token that anybody named.
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -163,12 +163,13 @@ class FakeEngines:
         cache_salt: str = "",
         session_id: str = "",
         tokenizer_digest: str = "",
+        hints: Sequence[int] = (),
         span: trace.Span | None = None,
     ) -> TokenStream:
         if self.refusal is not None:
             raise self.refusal
         request = GenerateRequest(
-            request_id=request_id, gateway_id="gateway", prompt=pack_ids(prompt), sampling=sampling
+            request_id=request_id, gateway_id="gateway", prompt=pack_ids(prompt), sampling=sampling, hints=tuple(hints)
         )
         cancelled = asyncio.Event()
 

@@ -79,7 +79,7 @@ def params(request: ChatRequest, room: int = 100, default_max_tokens: int = 0, *
         ({"n": 0}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": ["f"]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -106,6 +106,21 @@ def test_what_is_no_json_is_a_400(body: bytes) -> None:
     error = refused(body)
     assert error.code == "invalid_json"
     assert "JSON" in error.message
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\uDE0A cut", "\ufffd cut"),
+        (rb"\ud83d\ud83d\ude0a\ude0a", "\ufffd😊\ufffd"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+        (rb"\ud83d\n\u00e9", "\ufffd\n\u00e9"),
+    ],
+)
+def test_half_a_character_does_not_end_a_conversation(escaped: bytes, text: str) -> None:
+    request = parse(b'{"messages": [{"role": "user", "content": "%b"}]}' % escaped)
+    assert request.messages[0].content == text
 
 
 @pytest.mark.parametrize("body", [b"[]", b"3", b"null", b"[" * 100_000, b'{"tool_choice": ' + b"[" * 100_000])
@@ -137,9 +152,9 @@ def test_unknown_fields_and_nulls_are_ignored() -> None:
             "n",
         ]
     )
-    request = chat(**fields, reasoning_effort="high", chat_template_kwargs={"x": 1}, store=False)
+    request = chat(**fields, store=False, metadata={"x": 1})
     assert request == chat()
-    message = {**USER, "reasoning": "hm", "cache_control": {"type": "ephemeral"}}
+    message = {**USER, "odd": "hm", "cache_control": {"type": "ephemeral"}}
     assert parse(json.dumps({"messages": [message]}).encode()) == chat()
 
 
@@ -148,6 +163,7 @@ def test_unknown_fields_and_nulls_are_ignored() -> None:
     [
         {"tools": []},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}, {"type": "web_search"}]},
         {"tool_choice": "auto"},
         {"tool_choice": "none"},
         {"response_format": {"type": "text"}},
@@ -176,7 +192,11 @@ def test_messages_for_the_template() -> None:
     assert for_template(chat(messages=messages).messages) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
         {"role": "tool", "content": "42", "tool_call_id": "1"},
         {"role": "system", "content": "Late."},
         {"role": "assistant", "content": ""},

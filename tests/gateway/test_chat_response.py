@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.errors import invalid
-from services.gateway.openai.chat_response import ChatResponse
+from services.gateway.openai.chat_response import ChatResponse, chat_finish
+from services.gateway.output.pieces import CallDelta, Content, Reasoning
 from services.protocol.generate import FinishReason, Usage
 
 RESPONSE = ChatResponse("id", 'odd "name"\n', 1_700_000_000, include_usage=True)
@@ -23,7 +24,7 @@ def event(data: bytes) -> dict:
 @settings(deadline=None)
 @given(st.text())
 def test_any_text_is_one_line_of_json(text: str) -> None:
-    chunk = event(RESPONSE.content(text))
+    chunk = event(RESPONSE.pieces([Content(text)]))
     assert chunk["choices"] == [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
     assert chunk["model"] == 'odd "name"\n'
 
@@ -32,7 +33,7 @@ def test_any_text_is_one_line_of_json(text: str) -> None:
 def test_every_event_has_the_same_head_and_choices(reason: FinishReason) -> None:
     usage = Usage(prompt_tokens=5, output_tokens=2, cached_device=1, cached_host=3)
     chunks = [
-        event(data) for data in (RESPONSE.role, RESPONSE.keepalive, RESPONSE.finish(reason), RESPONSE.usage(usage))
+        event(data) for data in (RESPONSE.role, RESPONSE.keepalive, RESPONSE.finish(reason), RESPONSE.usage(usage, 0))
     ]
     assert {(c["id"], c["object"], c["created"]) for c in chunks} == {
         ("chatcmpl-id", "chat.completion.chunk", 1_700_000_000)
@@ -48,3 +49,48 @@ def test_every_event_has_the_same_head_and_choices(reason: FinishReason) -> None
 def test_an_error_event_is_openais_error_object() -> None:
     error = event(RESPONSE.error(invalid("No\nway", "messages")))["error"]
     assert error == {"message": "No\nway", "type": "invalid_request_error", "param": "messages", "code": None}
+
+
+def test_thoughts_go_by_both_names_with_equal_text() -> None:
+    (choice,) = event(RESPONSE.pieces([Reasoning("Hm\n")]))["choices"]
+    assert choice["delta"] == {"reasoning_content": "Hm\n", "reasoning": "Hm\n"}
+
+
+def test_a_call_names_itself_once() -> None:
+    deltas = [CallDelta(0, '{"a"', "id-0", "f"), CallDelta(0, ": 1}"), CallDelta(1, "{}", "id-1", "g")]
+    chunks = [event(RESPONSE.pieces([delta]))["choices"][0]["delta"] for delta in deltas]
+    assert chunks == [
+        {
+            "tool_calls": [
+                {"index": 0, "id": "id-0", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "id-1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+    ]
+    usage = Usage(prompt_tokens=1, output_tokens=9)
+    whole = json.loads(RESPONSE.whole([Content("a"), Reasoning("r"), *deltas, Content("b")], "tool_calls", usage, 4))
+    assert whole["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "ab",
+        "reasoning_content": "r",
+        "reasoning": "r",
+        "tool_calls": [
+            {"id": "id-0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+            {"id": "id-1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_an_answer_without_thoughts_or_calls_does_not_mention_them() -> None:
+    whole = json.loads(RESPONSE.whole([], "length", Usage(prompt_tokens=1, output_tokens=0), 0))
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": ""}
+
+
+def test_only_an_answer_that_the_model_ended_waits_for_its_calls() -> None:
+    assert [chat_finish("stop", 0), chat_finish("stop", 1), chat_finish("length", 1)] == [
+        "stop",
+        "tool_calls",
+        "length",
+    ]

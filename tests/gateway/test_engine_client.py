@@ -64,10 +64,11 @@ def is_tokens(msg: Msg, client: EngineClient) -> bool:
 
 async def test_a_stream_from_accept_to_usage(rig: Rig) -> None:
     client = await rig.client()
-    await rig.engine()
+    engine = await rig.engine()
     await ready(client)
-    stream = await client.generate(MODEL, [1, 2, 3], sampling(), request_id="mine")
+    stream = await client.generate(MODEL, [1, 2, 3], sampling(), request_id="mine", hints=[1, 2])
     tokens, last = await read_all(stream)
+    assert [request.hints for request in engine.core.submitted] == [(1, 2)]
     assert tokens == expected([1, 2, 3], 20)
     assert (stream.request_id, stream.engine_id, stream.prompt_tokens) == ("mine", "engine-0", 3)
     assert last.finish == "length"
@@ -413,7 +414,7 @@ async def test_an_engine_killed_mid_stream_is_succeeded_by_another(rig: Rig) -> 
     first = await rig.engine("engine-0", hold_at=7)
     await ready(client)
     prompt = [4, 5]
-    streams = [await client.generate(MODEL, [*prompt, i], sampling(30)) for i in range(3)]
+    streams = [await client.generate(MODEL, [*prompt, i], sampling(30), hints=[2]) for i in range(3)]
     got = [await read_until(s, 7) for s in streams]
     second = await rig.engine("engine-1")
     await ready(client, 2)
@@ -429,6 +430,7 @@ async def test_an_engine_killed_mid_stream_is_succeeded_by_another(rig: Rig) -> 
     assert client.counters.migrations == 3
     assert [r.resumed for r in second.core.submitted] == [7, 7, 7]
     assert {r.sampling.max_tokens for r in second.core.submitted} == {30}
+    assert {r.hints for r in second.core.submitted} == {(2,)}
 
 
 async def test_an_engine_that_restarts_goes_on_with_its_streams(rig: Rig) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.gateway.output.parser import OutputParser
+from services.gateway.output.pieces import Content, Piece
 from services.gateway.output.stop_strings import StopStrings
 from services.gateway.output.token_bytes import TokenBytes
 from tests.gateway.fake_engines import END, START, tokenizer_json
@@ -20,8 +21,15 @@ BYTES = TokenBytes([bytes([byte]) for byte in range(256)])
 def parse(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], OutputParser]:
     """Deltas of byte tokens fed in these pieces; the end is the last delta where no stop string came before."""
     parser = OutputParser(BYTES, stop)
-    deltas = [parser.feed(piece) for piece in pieces]
-    return [*deltas, parser.finish()], parser
+    deltas = [text_of(parser.feed(piece)) for piece in pieces]
+    return [*deltas, text_of(parser.finish())], parser
+
+
+def text_of(pieces: list[Piece]) -> str:
+    """Of an answer that is content only."""
+    texts = [piece.text for piece in pieces if isinstance(piece, Content)]
+    assert len(texts) == len(pieces)
+    return "".join(texts)
 
 
 @st.composite
@@ -34,8 +42,8 @@ def test_utf8_case_of_other_engines() -> None:
     case = CASES["T12"]
     table = TokenBytes([bytes.fromhex(token) for token in case["input"]["token_bytes_hex"]])
     parser = OutputParser(table)
-    assert [parser.feed([id]) for id in range(len(table))] == case["expected"]["deltas"]
-    assert parser.finish() == ""
+    assert [text_of(parser.feed([id])) for id in range(len(table))] == case["expected"]["deltas"]
+    assert parser.finish() == []
 
 
 def test_a_half_character_at_the_end_is_one_replacement() -> None:
@@ -65,8 +73,9 @@ def test_stop_string_case_of_other_engines(variant: dict) -> None:
     table = TokenBytes([token.encode() for token in tokens])
     parser = OutputParser(table, CASES["T13"]["input"]["stop"])
     ids = range(len(tokens))
-    deltas = [parser.feed([id]) for id in ids] if "deltas" in variant else [parser.feed(ids)]
-    assert "".join(deltas) + parser.finish() == CASES["T13"]["expected"]["text"]
+    fed = [parser.feed([id]) for id in ids] if "deltas" in variant else [parser.feed(ids)]
+    deltas = [text_of(pieces) for pieces in [*fed, parser.finish()]]
+    assert "".join(deltas) == CASES["T13"]["expected"]["text"]
     assert all("own" not in delta for delta in deltas)
     assert parser.stopped
     assert parser.consumed == (3 if "deltas" in variant else 5)
@@ -161,6 +170,13 @@ def test_sentencepiece_table_and_added_tokens() -> None:
     }
     table = TokenBytes.from_tokenizer_json(json.dumps(spec))
     assert table.join([7, 5, 6, 2, 3, 4, 1]) == "<think> hello  x世".encode()
+
+
+def test_the_tags_of_the_output_are_text_even_where_a_file_calls_them_special() -> None:
+    names = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>")
+    added = [{"id": id, "content": name, "special": True} for id, name in enumerate(names)]
+    table = TokenBytes.from_tokenizer_json(json.dumps({"model": {"vocab": {"a": 5}}, "added_tokens": added}))
+    assert table.join(range(6)) == b"<think></think><tool_call></tool_call>a"
 
 
 def test_unigram_vocabulary_and_silent_ids() -> None:

@@ -81,7 +81,7 @@ async def test_a_model_without_a_usable_template_is_read_and_refuses_chats(
 
 async def test_rendered_text_is_encoded_as_a_whole(threads: ThreadPoolExecutor) -> None:
     language = Language(bundle(), threads)
-    ids = await language.prompt([{"role": "user", "content": "a<|im_end|>é"}], 1000)
+    ids = (await language.prompt([{"role": "user", "content": "a<|im_end|>é"}], 1000)).ids
     assert ids == [START, *b"user\na", END, *"é".encode(), END, *b"\n", START, *b"assistant\n"]
 
 
@@ -96,20 +96,20 @@ async def test_bos_goes_in_front_once(text: str, threads: ThreadPoolExecutor) ->
         ),
         threads,
     )
-    assert await language.prompt([{"role": "user", "content": text}], 100) == [258, *b"hi"]
+    assert (await language.prompt([{"role": "user", "content": text}], 100)).ids == [258, *b"hi"]
 
 
 @pytest.mark.parametrize("length", [100, THREAD_FROM_CHARS + 500])
 async def test_the_limit_is_exact_on_the_loop_and_in_a_thread(length: int, threads: ThreadPoolExecutor) -> None:
     language = Language(bundle("{{ messages[0].content }}"), threads)
     messages = [{"role": "user", "content": "x" * length}]
-    assert len(await language.prompt(messages, length + 1)) == length
+    assert len((await language.prompt(messages, length + 1)).ids) == length
     for _ in range(2):
         with pytest.raises(PromptTooLong) as caught:
             await language.prompt(messages, length)
         assert (caught.value.tokens, caught.value.limit) == (length, length)
     # A refusal that is remembered does not stand in the way of a larger context.
-    assert len(await language.prompt(messages, length + 1)) == length
+    assert len((await language.prompt(messages, length + 1)).ids) == length
 
 
 async def test_a_repeated_overflow_is_not_tokenized_again(
@@ -131,7 +131,7 @@ async def test_a_long_prompt_does_not_stop_the_event_loop(threads: ThreadPoolExe
         await asyncio.sleep(0)
         ticks += 1
     assert ticks > 50
-    assert len(pending.result()) == 550_000
+    assert len(pending.result().ids) == 550_000
 
 
 async def test_a_language_is_fetched_once_for_many_requests() -> None:

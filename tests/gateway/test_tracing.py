@@ -65,6 +65,7 @@ async def test_a_request_is_one_span(stream: bool, spans: InMemorySpanExporter) 
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.input_tokens": len(call.prompt),
         "gen_ai.usage.output_tokens": 6,
+        "gen_ai.usage.reasoning.output_tokens": 0,
         "gen_ai.usage.cache_read.input_tokens": 4,
         "samovar.engine.id": "engine-0",
         "http.request.method": "POST",

@@ -60,12 +60,18 @@ def read_bundle(folder: Path, config: Mapping[str, Any]) -> TokenizerBundle:
             stop_ids=tuple(sorted(stop for stop in stops if isinstance(stop, int))),
             tokens=texts,
         ),
-        generation_defaults={
-            key: float(generation[key])
-            for key in _SAMPLING
-            if isinstance(generation.get(key), (int, float)) and not isinstance(generation[key], bool)
-        },
+        generation_defaults=_sampling_defaults(generation),
     )
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """`do_sample: false` is greedy, whatever temperature stands beside it, as `transformers` reads it."""
+    values = {
+        key: float(generation[key])
+        for key in _SAMPLING
+        if isinstance(generation.get(key), (int, float)) and not isinstance(generation[key], bool)
+    }
+    return values | {"temperature": 0.0} if generation.get("do_sample") is False else values
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -1,14 +1,18 @@
 """What /v1/chat/completions answers with, as bytes: events of a stream, or one object."""
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.errors import ApiError
+from services.gateway.output.pieces import CallDelta, Content, Piece, Reasoning
 from services.protocol.generate import FinishReason, Usage
 
 DONE = b"data: [DONE]\n\n"
+
+ChatFinish = FinishReason | Literal["tool_calls"]
 
 _json = msgspec.json.Encoder().encode
 
@@ -18,7 +22,7 @@ class _PromptDetails(Struct, frozen=True):
 
 
 class _OutputDetails(Struct, frozen=True):
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class _Samovar(Struct, frozen=True, kw_only=True):
@@ -40,20 +44,39 @@ class _Usage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: _PromptDetails
-    completion_tokens_details: _OutputDetails = _OutputDetails()
+    completion_tokens_details: _OutputDetails
     samovar: _Samovar
 
 
+class _Function(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class _Call(Struct, frozen=True, kw_only=True):
+    """In a stream `index` is set; `id`, `type` and the name only where a call begins."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: _Function
+
+
 class _Message(Struct, frozen=True, kw_only=True):
+    """Thoughts go by both names that clients read, or by none."""
+
     role: Literal["assistant"] = "assistant"
     content: str
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: tuple[_Call, ...] | UnsetType = UNSET
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
     index: int = 0
     message: _Message
     logprobs: None = None
-    finish_reason: FinishReason
+    finish_reason: ChatFinish
 
 
 class _Completion(Struct, frozen=True, kw_only=True):
@@ -65,12 +88,13 @@ class _Completion(Struct, frozen=True, kw_only=True):
     usage: _Usage
 
 
-def _usage(usage: Usage) -> _Usage:
+def _usage(usage: Usage, reasoning_tokens: int) -> _Usage:
     return _Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.output_tokens,
         total_tokens=usage.prompt_tokens + usage.output_tokens,
         prompt_tokens_details=_PromptDetails(usage.cached_tokens),
+        completion_tokens_details=_OutputDetails(reasoning_tokens),
         samovar=_Samovar(
             cached_device=usage.cached_device,
             cached_host=usage.cached_host,
@@ -98,34 +122,76 @@ class ChatResponse:
             created,
             _json(model),
         )
-        self._content = self._head + b'{"index":0,"delta":{"content":'
+        self._delta = self._head + b'{"index":0,"delta":'
         self.role = self._head + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
         """The first event."""
         self.keepalive = self._head + b"]}\n\n"
         """Without content: every client that reads events resets its timer at it, while comments are no events."""
 
-    def content(self, text: str) -> bytes:
-        return b"".join((self._content, _json(text), b'},"finish_reason":null}]}\n\n'))
+    def pieces(self, pieces: Iterable[Piece]) -> bytes:
+        """An event for each; nothing for none."""
+        return b"".join([self._piece(piece) for piece in pieces])
 
-    def finish(self, reason: FinishReason) -> bytes:
+    def _piece(self, piece: Piece) -> bytes:
+        match piece:
+            case Content(text):
+                delta = b'{"content":%b}' % _json(text)
+            case Reasoning(text):
+                encoded = _json(text)
+                delta = b'{"reasoning_content":%b,"reasoning":%b}' % (encoded, encoded)
+            case CallDelta():
+                delta = b'{"tool_calls":[%b]}' % _json(_streamed(piece))
+        return b"".join((self._delta, delta, b',"finish_reason":null}]}\n\n'))
+
+    def finish(self, reason: ChatFinish) -> bytes:
         return b'%b{"index":0,"delta":{},"finish_reason":%b}]}\n\n' % (self._head, _json(reason))
 
-    def usage(self, usage: Usage) -> bytes:
-        return b'%b],"usage":%b}\n\n' % (self._head, _json(_usage(usage)))
+    def usage(self, usage: Usage, reasoning_tokens: int) -> bytes:
+        return b'%b],"usage":%b}\n\n' % (self._head, _json(_usage(usage, reasoning_tokens)))
 
     @staticmethod
     def error(error: ApiError) -> bytes:
         """The last event of a stream that fails half-way; nothing follows it."""
         return b"data: %b\n\n" % error.body()
 
-    def whole(self, text: str, finish: FinishReason, usage: Usage) -> bytes:
+    def whole(self, pieces: Sequence[Piece], finish: ChatFinish, usage: Usage, reasoning_tokens: int) -> bytes:
         """The answer that is not streamed."""
+        thoughts = "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]) or UNSET
+        message = _Message(
+            content="".join([piece.text for piece in pieces if isinstance(piece, Content)]),
+            reasoning_content=thoughts,
+            reasoning=thoughts,
+            tool_calls=_whole_calls(piece for piece in pieces if isinstance(piece, CallDelta)) or UNSET,
+        )
         return _json(
             _Completion(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=(_Choice(message=_Message(content=text), finish_reason=finish),),
-                usage=_usage(usage),
+                choices=(_Choice(message=message, finish_reason=finish),),
+                usage=_usage(usage, reasoning_tokens),
             )
         )
+
+
+def chat_finish(reason: FinishReason, calls: int) -> ChatFinish:
+    """Why the answer ended, as a client is told: an answer that the model ended with calls waits for their results."""
+    return "tool_calls" if reason == "stop" and calls else reason
+
+
+def _streamed(delta: CallDelta) -> _Call:
+    if not delta.id:
+        return _Call(index=delta.index, function=_Function(delta.arguments))
+    return _Call(index=delta.index, id=delta.id, type="function", function=_Function(delta.arguments, delta.name))
+
+
+def _whole_calls(deltas: Iterable[CallDelta]) -> tuple[_Call, ...]:
+    first: dict[int, CallDelta] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        first.setdefault(delta.index, delta)
+        arguments.setdefault(delta.index, []).append(delta.arguments)
+    return tuple(
+        _Call(id=call.id, type="function", function=_Function("".join(arguments[index]), call.name))
+        for index, call in first.items()
+    )

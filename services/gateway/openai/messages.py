@@ -6,9 +6,11 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from services.gateway.errors import ApiError, invalid
+from services.gateway.openai.tools import ToolCall, history_call
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
+_THOUGHT_PARTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MEDIA_PARTS = ("image_url", "input_image", "image", "input_audio", "video_url", "file", "input_file")
 
@@ -16,19 +18,26 @@ _MEDIA_PARTS = ("image_url", "input_image", "image", "input_audio", "video_url",
 class Part(Struct, frozen=True, kw_only=True):
     type: str
     text: str | None = None
+    thinking: str | None = None
+    """The text of a part of type `thinking`."""
 
 
 class Message(Struct, frozen=True, kw_only=True):
     role: Role
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    """The thoughts of an assistant's message; the next two are other clients' names for them."""
+    reasoning: str | None = None
+    thinking: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages in order, each with its content as one string, so that a part array and the same text as a string
-    render alike. Raises ApiError naming the message that cannot be used."""
+    """The messages in order, in the one form that templates know: what clients may write in several ways renders
+    alike. Content is one string (a part array is its texts, an assistant's blank content is none), thoughts are
+    `reasoning_content`, a call's arguments are an object. Raises ApiError naming the message that cannot be used."""
     return [_for_template(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
@@ -40,11 +49,26 @@ def _for_template(message: Message, path: str) -> dict[str, Any]:
     }
     if message.name is not None:
         plain["name"] = message.name
-    if message.tool_calls:
-        plain["tool_calls"] = message.tool_calls
+    if message.role == "assistant":
+        # Clients that keep no empty content send a space instead.
+        plain["content"] = plain["content"] if plain["content"].strip() else ""
+        thoughts = _thoughts(message)
+        if thoughts:
+            plain["reasoning_content"] = thoughts
+        if message.tool_calls:
+            calls = enumerate(message.tool_calls)
+            plain["tool_calls"] = [history_call(call, f"{path}.tool_calls[{place}]") for place, call in calls]
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     return plain
+
+
+def _thoughts(message: Message) -> str:
+    for text in (message.reasoning_content, message.reasoning, message.thinking):
+        if text and text.strip():
+            return text
+    parts = message.content if isinstance(message.content, list) else ()
+    return "".join(part.thinking or part.text or "" for part in parts if part.type in _THOUGHT_PARTS)
 
 
 def _text(message: Message, path: str) -> str:
@@ -55,7 +79,9 @@ def _text(message: Message, path: str) -> str:
         if message.role == "assistant":
             return ""
         raise invalid(f"{path}.content is missing: a {message.role} message needs text.", f"{path}.content")
-    return "".join(_part(part, f"{path}.content[{place}]") for place, part in enumerate(content))
+    thoughts = _THOUGHT_PARTS if message.role == "assistant" else ()
+    parts = [(place, part) for place, part in enumerate(content) if part.type not in thoughts]
+    return "".join(_part(part, f"{path}.content[{place}]") for place, part in parts)
 
 
 def _part(part: Part, path: str) -> str:

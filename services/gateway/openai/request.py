@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from services.gateway.errors import invalid, unsupported
 from services.gateway.openai.messages import Message
+from services.gateway.openai.thinking import Reasoning, Switch
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -51,6 +52,12 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, Bias] | None = None
     seed: Seed | None = None
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking: Switch | bool | None = None
+    reasoning: Reasoning | None = None
+    reasoning_effort: str | None = None
+
     user: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
@@ -59,7 +66,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
     response_format: ResponseFormat | None = None
@@ -77,11 +84,19 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def may_call(self) -> bool:
+        return self.tool_choice != "none"
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\[^u]"
+)
+"""A pair of surrogates, a single one (the group), or another escape, which may be that of a backslash."""
 _PATH = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>\w+)`$")
 
@@ -89,7 +104,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>\w+)`$")
 def parse(body: bytes) -> ChatRequest:
     """Raises ApiError (400) that names the first field at fault."""
     try:
-        request = _decoder.decode(body)
+        request = _decode(body)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -97,6 +112,20 @@ def parse(body: bytes) -> ChatRequest:
     _check_stops(request)
     _check_unsupported(request)
     return request
+
+
+def _decode(body: bytes) -> ChatRequest:
+    """Agents cut texts at a number of UTF-16 units, which may leave half of a character, escaped. That is no Unicode
+    and refused by the decoder, but it stays in the history and would end the conversation: U+FFFD takes its place."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        mended = _ESCAPE.sub(lambda escape: b"\\ufffd" if escape[1] else escape[0], body)
+        if mended == body:
+            raise
+        return _decoder.decode(mended)
 
 
 def _invalid_field(text: str) -> Exception:
@@ -133,11 +162,9 @@ def _check_unsupported(request: ChatRequest) -> None:
         field = "logprobs" if request.logprobs else "top_logprobs"
         raise unsupported(field, f"{field}: Log probabilities are not supported.")
     if request.functions:
-        raise unsupported("functions", "functions: Function calling is not supported.")
-    if request.tools and request.tool_choice != "none":
-        raise unsupported("tools", 'tools: Tool calling is not supported; send none, or tool_choice "none".')
+        raise unsupported("functions", "functions: Not supported; send them as `tools`.")
     if request.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tool_choice: Tool calling is not supported.")
+        raise unsupported("tool_choice", "tool_choice: Only `auto` and `none` are supported.")
     if request.response_format is not None and request.response_format.type != "text":
         raise unsupported(
             "response_format", f"response_format: `{request.response_format.type}` is not supported, only `text`."

@@ -1,5 +1,6 @@
 """One answer as text, while it is produced."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from services.gateway.errors import ApiError, broken, unavailable
 from services.gateway.ledger import CLIENT_CLOSED, Ledger
 from services.gateway.output.parser import OutputParser
+from services.gateway.output.pieces import Piece
 from services.gateway.token_stream import Chunk, TokenStream
 from services.protocol.generate import FinishReason, Usage
 
@@ -15,7 +17,7 @@ _BROKE_OFF = "The answer broke off before it was complete."
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    text: str
+    pieces: Sequence[Piece]
     finish: FinishReason | None = None
     """Set on the last delta, and only there."""
     error: ApiError | None = None
@@ -38,15 +40,15 @@ class Answer:
         """The client has left."""
 
     async def next(self) -> Delta:
-        """What arrived since the last call, with an empty text where it completes no character. May be cancelled and
+        """What arrived since the last call, without a piece where it completes none. May be cancelled and
         called again; not to be called after the delta with `finish`."""
         chunk = await self._stream.next()
         if chunk.tokens:
             self.ledger.tokens()
-        text = self._parser.feed(chunk.tokens)
+        pieces = self._parser.feed(chunk.tokens)
         if chunk.finish is not None:
             self._last = chunk
-            text += self._parser.finish()
+            pieces += self._parser.finish(complete=chunk.finish == "stop")
         if self._parser.stopped:
             self._stream.cancel()
             self._finish = "stop"
@@ -56,7 +58,17 @@ class Answer:
                 self._error = unavailable(self._ended or _BROKE_OFF)
             elif chunk.finish == "error":
                 self._error = broken(chunk.error or _BROKE_OFF)
-        return Delta(text, self._finish, self._error)
+        return Delta(pieces, self._finish, self._error)
+
+    @property
+    def calls(self) -> int:
+        """Tool calls so far."""
+        return self._parser.calls
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Output tokens so far that were thoughts."""
+        return self._parser.reasoning_tokens
 
     async def usage(self) -> Usage:
         """Of the whole request; waits for the engine's last word, which comes a step after a stop string (and after
@@ -91,6 +103,7 @@ class Answer:
         runs is cancelled."""
         self._stream.cancel()
         self.ledger.engine_id = self._stream.engine_id
+        self.ledger.reasoning_tokens = self.reasoning_tokens
         if self.abandoned:
             self.ledger.finished(CLIENT_CLOSED, "cancel", self._usage())
         else:

@@ -1,52 +1,152 @@
-"""Token ids in, text out: the one incremental parser of an answer."""
+"""Token ids in, the pieces of an answer out: the one incremental parser.
+
+Bytes, then text, then what are thoughts; the rest is searched for tool calls, and what is left for stop strings.
+"""
 
 import codecs
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 
+from services.gateway.output.pieces import CallDelta, Content, Piece, Reasoning
 from services.gateway.output.stop_strings import StopStrings
+from services.gateway.output.thoughts import Thoughts
 from services.gateway.output.token_bytes import TokenBytes
+from services.gateway.output.tool_arguments import Tools
+from services.gateway.output.tool_calls import ToolCall, ToolCalls
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
+def _call_id() -> str:
+    """Unlike any other's: clients put the calls of a whole conversation into one table."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
 class OutputParser:
-    """One answer's state. Every cut of the same tokens into `feed` calls gives the same text and the same count.
+    """One answer's state. Every cut of the same tokens into `feed` calls gives the same pieces, but for the places at
+    which texts are cut, and the same counts.
 
     Text never ends within a character; bytes that are no UTF-8 become U+FFFD as in `bytes.decode("utf-8", "replace")`
-    of the whole. The text before a stop string is given, the stop string and what follows are not.
+    of the whole. Stop strings are looked for in the content alone: neither a thought nor a tool call's argument ends
+    an answer. The text before a stop string is given, the stop string and what follows are not.
     """
 
-    __slots__ = ("_bytes", "_decoder", "_stops", "consumed", "stopped")
+    __slots__ = (
+        "_bytes",
+        "_call_id",
+        "_calls",
+        "_decoder",
+        "_stops",
+        "_thoughts",
+        "_tools",
+        "calls",
+        "consumed",
+        "reasoning_tokens",
+        "stopped",
+    )
 
-    def __init__(self, token_bytes: TokenBytes, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        stop: Sequence[str] = (),
+        *,
+        thinking: bool = False,
+        tools: Tools | None = None,
+        call_id: Callable[[], str] = _call_id,
+    ) -> None:
+        """`thinking`: the prompt ends within the thoughts. `tools`: those that may be called; with None or none,
+        calls are text like any other. `call_id` gives each call its id."""
         self._bytes = token_bytes
         self._decoder = _utf8("replace")
+        self._thoughts = Thoughts(thinking)
+        self._tools = tools or Tools(())
+        self._calls = ToolCalls(self._tools) if tools else None
         self._stops = StopStrings(stop) if stop else None
+        self._call_id = call_id
+        self.calls = 0
+        """Tool calls so far."""
         self.consumed = 0
         """Tokens of the answer so far, the one that completed a stop string included, those behind it not."""
+        self.reasoning_tokens = 0
+        """Those of `consumed` that were thoughts, the closing tag included."""
         self.stopped = False
         """A stop string was found: the answer is complete."""
 
-    def feed(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete. Nothing once `stopped`."""
-        if self._stops is None:
-            self.consumed += len(tokens)
-            return self._decoder.decode(self._bytes.join(tokens))
-        parts: list[str] = []
-        for token in tokens:
+    def feed(self, tokens: Sequence[int]) -> list[Piece]:
+        """What these tokens complete. Nothing once `stopped`."""
+        pieces: list[Piece] = []
+        for place, token in enumerate(tokens):
             if self.stopped:
                 break
+            if self._thoughts.over and self._stops is None:  # what is left needs no counting token by token
+                self.consumed += len(tokens) - place
+                self._answer(self._decoder.decode(self._bytes.join(tokens[place:])), pieces)
+                break
             self.consumed += 1
-            text, self.stopped = self._stops.feed(self._decoder.decode(self._bytes[token]))
-            parts.append(text)
-        return "".join(parts)
+            inside = self._thoughts.inside
+            self._text(self._decoder.decode(self._bytes[token]), pieces)
+            self.reasoning_tokens += inside or self._thoughts.inside
+        return pieces
 
-    def finish(self) -> str:
-        """The rest, at the end of the answer: one U+FFFD for a half character, and what was held back."""
+    def finish(self, complete: bool = True) -> list[Piece]:
+        """The rest, at the end of the answer: one U+FFFD for a half character, and what was held back. `complete`:
+        the model has ended it (`stop`); else a tool call that is still open is dropped."""
+        pieces: list[Piece] = []
         if self.stopped:
-            return ""
-        tail = self._decoder.decode(b"", True)
-        if self._stops is None:
-            return tail
-        text, self.stopped = self._stops.feed(tail)
-        return text if self.stopped else text + self._stops.release()
+            return pieces
+        self._text(self._decoder.decode(b"", True), pieces)
+        thoughts, answer = self._thoughts.finish()
+        _add(pieces, Reasoning(thoughts))
+        self._answer(answer, pieces)
+        if self._calls is not None and not self.stopped:
+            self._take(self._calls.finish(complete), pieces)
+        if self._stops is not None and not self.stopped:
+            _add(pieces, Content(self._stops.release()))
+        return pieces
+
+    def _text(self, text: str, pieces: list[Piece]) -> None:
+        thoughts, answer = self._thoughts.feed(text)
+        _add(pieces, Reasoning(thoughts))
+        self._answer(answer, pieces)
+
+    def _answer(self, text: str, pieces: list[Piece]) -> None:
+        if not text or self.stopped:
+            return
+        if self._calls is None:
+            self._content(text, pieces)
+        else:
+            self._take(self._calls.feed(text), pieces)
+
+    def _take(self, found: Sequence[str | ToolCall], pieces: list[Piece]) -> None:
+        for part in found:
+            if self.stopped:
+                return
+            if isinstance(part, str):
+                self._content(part, pieces)
+            else:
+                self._call(part, pieces)
+
+    def _call(self, call: ToolCall, pieces: list[Piece]) -> None:
+        if self._stops is not None:  # no stop string reaches over a call
+            _add(pieces, Content(self._stops.release()))
+        arguments = self._tools.arguments(call.name, call.parameters)
+        pieces.append(CallDelta(self.calls, arguments, self._call_id(), call.name))
+        self.calls += 1
+
+    def _content(self, text: str, pieces: list[Piece]) -> None:
+        if self._stops is not None:
+            text, self.stopped = self._stops.feed(text)
+        _add(pieces, Content(text))
+
+
+def _add(pieces: list[Piece], piece: Reasoning | Content) -> None:
+    """Append a text, to the last piece if that is of the same kind."""
+    if not piece.text:
+        return
+    last = pieces[-1] if pieces else None
+    if isinstance(piece, Content) and isinstance(last, Content):
+        pieces[-1] = Content(last.text + piece.text)
+    elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
+        pieces[-1] = Reasoning(last.text + piece.text)
+    else:
+        pieces.append(piece)

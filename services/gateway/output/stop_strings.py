@@ -46,7 +46,8 @@ class StopStrings:
         return whole[:free], False
 
     def release(self) -> str:
-        """What was held back, at the end of the text."""
+        """What was held back, at the end of the text; what is fed after it is another text."""
+        self._matched = [0] * len(self._stops)
         held, self._held = self._held, ""
         return held
 

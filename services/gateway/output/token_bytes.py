@@ -9,6 +9,10 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.output.thoughts import CLOSE, OPEN
+from services.gateway.output.tool_calls import CLOSE_CALL, OPEN_CALL
+
+_TAGS = (OPEN, CLOSE, OPEN_CALL, CLOSE_CALL)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "\u2581"
 """How sentencepiece writes a space."""
@@ -27,9 +31,10 @@ class TokenBytes:
         """Read a file of the `tokenizers` library (0.3 s for 250,000 tokens).
 
         Byte-level BPE is undone with the GPT-2 byte map; sentencepiece vocabularies with `<0xNN>` tokens and the word
-        start mark. Special added tokens and the ids of `silent` (those that end a turn) give no text; other added
-        tokens give theirs. The space in front of a sentencepiece answer's first word is kept, because the answer goes
-        on from a prompt. Raises ValueError for a file without a vocabulary.
+        start mark. Special added tokens and the ids of `silent` (those that end a turn) give no text, but for the tags
+        that the parser of the output reads; other added tokens give theirs. The space in front of a sentencepiece
+        answer's first word is kept, because the answer goes on from a prompt. Raises ValueError for a file without a
+        vocabulary.
         """
         spec = msgspec.json.decode(tokenizer_json)
         model = spec.get("model") or {}
@@ -46,7 +51,8 @@ class TokenBytes:
         for id, word in words.items():
             table[id] = convert(word)
         for id, token in added.items():
-            table[id] = b"" if token.get("special") else token["content"].encode()
+            hidden = token.get("special") and token["content"] not in _TAGS
+            table[id] = b"" if hidden else token["content"].encode()
         for id in silent:
             if 0 <= id < len(table):
                 table[id] = b""

@@ -4,12 +4,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from services.gateway.output.thoughts import CLOSE, OPEN
 from services.gateway.output.token_bytes import TokenBytes
+from services.gateway.prompt.boundaries import Boundaries
 from services.gateway.prompt.template import ChatTemplate, TemplateFailed
 from services.protocol.events import SpecialTokens, TokenizerBundle
 
@@ -17,6 +20,8 @@ THREAD_FROM_CHARS = 2000
 """Shorter texts are tokenized on the event loop: 1 ms at most, while a hop to a thread and back costs 0.1 ms."""
 
 _REMEMBERED = 256
+_TAIL_CHARS = 64
+"""Of a prompt, in which it shows whether thoughts are open."""
 
 
 class PromptTooLong(ValueError):
@@ -26,11 +31,22 @@ class PromptTooLong(ValueError):
         self.limit = limit
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    ids: list[int]
+    hints: tuple[int, ...]
+    """Prompt lengths at which later prompts may part from this one, as `GenerateRequest.hints`."""
+    opens_thoughts: bool
+    """It ends within the model's thoughts."""
+    thinking: bool | None
+    """Whether the model is to think; None where it has no such choice."""
+
+
 class Language:
     """Immutable but for its memory of prompts that were too long. Used on the event loop's thread."""
 
     def __init__(self, bundle: TokenizerBundle, threads: Executor) -> None:
-        """Takes up to 2 seconds for a vocabulary of 250,000. Raises ValueError for a tokenizer that cannot be read."""
+        """Takes up to 3 seconds for a vocabulary of 250,000. Raises ValueError for a tokenizer that cannot be read."""
         try:
             self._tokenizer = Tokenizer.from_str(bundle.tokenizer_json)
         except Exception as error:  # the tokenizers library raises plain Exception
@@ -39,6 +55,8 @@ class Language:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._threads = threads
+        self._added = {token.content: id for id, token in self._tokenizer.get_added_tokens_decoder().items()}
+        self._boundaries = Boundaries.of(self.token_id)
         self.special: SpecialTokens = bundle.special
         self.token_bytes = TokenBytes.from_tokenizer_json(bundle.tokenizer_json, silent=bundle.special.stop_ids)
         self.generation_defaults: Mapping[str, float] = bundle.generation_defaults
@@ -49,33 +67,60 @@ class Language:
             self._template = error  # the model is listed all the same: its chats get this answer
         self._too_long: OrderedDict[bytes, int] = OrderedDict()
 
-    async def prompt(self, messages: Sequence[Mapping[str, Any]], limit: int) -> list[int]:
-        """The ids of a chat up to where the answer begins: fewer than `limit`, so that one more token fits.
+    async def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        limit: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """A chat up to where the answer begins: fewer than `limit` tokens, so that one more fits.
 
-        As in other servers, the rendered text is encoded as a whole: a special token that a user writes out is that
-        special token. Raises TemplateFailed and PromptTooLong; since an agent repeats a refused prompt up to 40 times,
-        the lengths of those are remembered.
+        `tools` and `variables` go to the template. As in other servers, the rendered text is encoded as a whole: a
+        special token that a user writes out is that special token. Raises TemplateFailed and PromptTooLong; since an
+        agent repeats a refused prompt up to 40 times, the lengths of those are remembered.
         """
         if isinstance(self._template, TemplateFailed):
             raise self._template
-        text = self._template.render(messages)
+        variables = variables or {}
+        text = self._template.render(messages, tools, variables)
+        ids, hints = await self._encoded(text, limit)
+        tail = text[-_TAIL_CHARS:].rstrip()
+        thinking: bool | None = None
+        if tail.endswith((OPEN, CLOSE)):
+            thinking = tail.endswith(OPEN)
+        elif "enable_thinking" in self._template.variables:
+            thinking = variables.get("enable_thinking", True) is not False
+        return Prompt(ids, hints, tail.endswith(OPEN), thinking)
+
+    async def _encoded(self, text: str, limit: int) -> tuple[list[int], tuple[int, ...]]:
+        """Ids and hints; a long text is encoded on a thread. Raises PromptTooLong."""
         if len(text) < THREAD_FROM_CHARS:
-            ids = self.encode(text)
+            ids, hints = self._encode_with_hints(text)
             if len(ids) >= limit:
                 raise PromptTooLong(len(ids), limit)
-            return ids
+            return ids, hints
         key = blake2b(text.encode(), digest_size=16).digest()
         if key in self._too_long:
             self._too_long.move_to_end(key)
             if self._too_long[key] >= limit:
                 raise PromptTooLong(self._too_long[key], limit)
-        ids = await asyncio.get_running_loop().run_in_executor(self._threads, self.encode, text)
+        ids, hints = await asyncio.get_running_loop().run_in_executor(self._threads, self._encode_with_hints, text)
         if len(ids) >= limit:
             self._too_long[key] = len(ids)
             if len(self._too_long) > _REMEMBERED:
                 self._too_long.popitem(last=False)
             raise PromptTooLong(len(ids), limit)
-        return ids
+        return ids, hints
+
+    def _encode_with_hints(self, text: str) -> tuple[list[int], tuple[int, ...]]:
+        ids = self.encode(text)
+        return ids, self._boundaries.hints(ids)
+
+    def token_id(self, text: str) -> int | None:
+        """Of a token that is not learned but added, `<tool_call>` for one; None where there is none."""
+        return self._added.get(text)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, the beginning-of-text token in front where the model wants one. From any thread."""

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.gateway.prompt.conversation import with_question, with_reminders
 
 
 class TemplateFailed(ValueError):
@@ -55,6 +58,19 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 _GLOBALS: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
+_LATE = "a-late-system-message"
+_PROBE = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "system", "content": _LATE},
+    {"role": "user", "content": "c"},
+)
+
+
+def reserved(name: str) -> bool:
+    """Whether a variable is the renderer's own, so that a request must not set it."""
+    return name in ("messages", "tools", "add_generation_prompt", *_GLOBALS) or name.endswith("_token")
+
 
 class ChatTemplate:
     """Compiled once, rendered from any thread."""
@@ -64,16 +80,63 @@ class ChatTemplate:
         `source` is empty or no jinja."""
         if not source:
             raise TemplateFailed("this model has no chat template, so it cannot be used for chat")
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source, globals=_GLOBALS)
+            self._template = environment.from_string(source, globals=_GLOBALS)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            """What the template asks for, `enable_thinking` for one."""
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"the model's chat template is broken: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, up to where the assistant's answer begins. Raises TemplateFailed."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text, up to where the assistant's answer begins. `variables`: the request's own, which can
+        hide none of the others. System messages that the template would refuse or leave out, since they stand in the
+        middle, are rendered in place as reminders of the user's. Raises TemplateFailed."""
+        variables = variables or {}
+        if not self._late_system:
+            messages = with_reminders(messages)
         try:
-            return self._template.render(self._special_tokens, messages=messages, add_generation_prompt=True)
+            return self._render(messages, tools, variables)
+        except TemplateFailed:
+            if any(message["role"] == "user" for message in messages):
+                raise
+            # Agents warm the cache with tools and system text alone, which some templates refuse. With an empty
+            # question behind them the tokens up to it are those of the chats that will follow.
+            try:
+                return self._render(with_question(messages), tools, variables)
+            except TemplateFailed:
+                pass
+            raise
+
+    @cached_property
+    def _late_system(self) -> bool:
+        """Whether a system message in the middle gets into the prompt."""
+        try:
+            return _LATE in self._render(_PROBE, (), {})
+        except TemplateFailed:
+            return False
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
+        try:
+            text = self._template.render(
+                {
+                    **variables,
+                    **self._special_tokens,
+                    "messages": messages,
+                    "tools": list(tools) or None,
+                    "add_generation_prompt": True,
+                }
+            )
+            # JSON can write half of a surrogate pair, in a call's arguments for one, and no tokenizer takes it.
+            return text if text.isascii() else text.encode("utf-8", "replace").decode()
         except jinja2.TemplateError as error:
             raise TemplateFailed(str(error) or type(error).__name__) from error
         except Exception as error:  # a template is a program of the model's file and may fail in any way

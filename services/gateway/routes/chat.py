@@ -20,10 +20,15 @@ from services.gateway.openai.chat_response import ChatResponse
 from services.gateway.openai.messages import for_template
 from services.gateway.openai.request import ChatRequest, parse
 from services.gateway.openai.sampling import sampling_params
+from services.gateway.openai.thinking import template_variables
+from services.gateway.openai.tools import function_tools
 from services.gateway.output.answer import Answer
 from services.gateway.output.parser import OutputParser
-from services.gateway.prompt.language import Language, PromptTooLong
+from services.gateway.output.tool_arguments import Tools
+from services.gateway.output.tool_calls import OPEN_CALL
+from services.gateway.prompt.language import Language, Prompt, PromptTooLong
 from services.gateway.prompt.languages import Languages
+from services.gateway.prompt.presets import sampling_defaults
 from services.gateway.prompt.template import TemplateFailed
 from services.gateway.routes.body import read_body
 from services.gateway.sessions.lineage import opening_digest
@@ -99,36 +104,47 @@ class ChatRoute:
         except NoEngine as error:
             raise unavailable(str(error)) from error
         messages = for_template(chat.messages)
-        prompt = await _prompt(messages, card, language)
+        tools = function_tools(chat.tools or ())
+        prompt = await _prompt(messages, tools, template_variables(chat), card, language)
+        call_token = language.token_id(OPEN_CALL)
         sampling = sampling_params(
             chat,
-            defaults=language.generation_defaults,
+            defaults=sampling_defaults(language.generation_defaults, prompt.thinking),
             stop_token_ids=language.special.stop_ids,
             vocab_size=card.vocab_size,
-            room=card.max_model_len - len(prompt),
+            room=card.max_model_len - len(prompt.ids),
             default_max_tokens=self.config.default_max_tokens,
+            # The tools stay in the prompt, or all of its cache would be lost for one turn without calls.
+            forbidden=[call_token] if tools and not chat.may_call and call_token is not None else [],
         )
         opening = opening_digest(_opening(messages))
-        ledger.asked(sampling, self._session(chat, card, opening, prompt, session_header), bool(chat.stream))
+        ledger.asked(sampling, self._session(chat, card, opening, prompt.ids, session_header), bool(chat.stream))
         stream = await self._generate(chat, card, prompt, sampling, ledger)
-        return Answer(stream, OutputParser(language.token_bytes, chat.stops), ledger)
+        parser = OutputParser(
+            language.token_bytes,
+            chat.stops,
+            thinking=prompt.opens_thoughts,
+            tools=Tools(tools) if chat.may_call else None,
+        )
+        return Answer(stream, parser, ledger)
 
     async def _generate(
-        self, chat: ChatRequest, card: ModelCard, prompt: list[int], sampling: SamplingParams, ledger: Ledger
+        self, chat: ChatRequest, card: ModelCard, prompt: Prompt, sampling: SamplingParams, ledger: Ledger
     ) -> TokenStream:
         try:
             return await self.engines.generate(
                 card.name,
-                prompt,
+                prompt.ids,
                 sampling,
                 request_id=ledger.request_id,
                 cache_salt=chat.cache_salt or "",
                 session_id=ledger.session_id,
                 tokenizer_digest=card.tokenizer_digest,
+                hints=prompt.hints,
                 span=ledger.span,
             )
         except EngineError as error:
-            raise from_engine(error, len(prompt), card.max_model_len) from error
+            raise from_engine(error, len(prompt.ids), card.max_model_len) from error
 
     def _session(self, chat: ChatRequest, card: ModelCard, opening: bytes, prompt: Sequence[int], header: str) -> str:
         hint = SessionHint(
@@ -142,10 +158,16 @@ class ChatRoute:
         return self.sessions.resolve(hint, list(hashing.chain(root, prompt, card.block_tokens)))
 
 
-async def _prompt(messages: Sequence[Mapping[str, Any]], card: ModelCard, language: Language) -> list[int]:
+async def _prompt(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    card: ModelCard,
+    language: Language,
+) -> Prompt:
     """Raises ApiError."""
     try:
-        return await language.prompt(messages, card.max_model_len)
+        return await language.prompt(messages, card.max_model_len, tools=tools, variables=variables)
     except PromptTooLong as error:
         raise too_long(error.tokens, error.limit) from None
     except TemplateFailed as error:
