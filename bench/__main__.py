@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import streams
+from bench import streams, tiny
 
-BENCHES = {"streams": streams.main}
+BENCHES = {"streams": streams.main, "tiny": tiny.main}
 
 
 def main(names: list[str]) -> int:

@@ -7,23 +7,16 @@ detokenizing and framing, and this load generator's own reading, which shares th
 
 import asyncio
 import json
-import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from bench import results
 from bench.load import Stream, chat
-from services.cli.stack import nats_config, nats_server
+from bench.scripted_stack import scripted_stack, stop
 
 RATE = 100
 TOKENS = 1000
@@ -56,40 +49,20 @@ async def _server(server: str) -> dict[str, Any]:
 
 
 async def _measure(server: str, count: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
-        home = Path(folder)
-        script = home / "script.jsonl"
-        line = {"when": "go", "pieces": ["x"] * TOKENS, "delay_ms": 1000 / RATE, "finish": "stop"}
-        script.write_text(json.dumps(line) + "\n")
-        nats_port, port = _free_port(), _free_port()
-        (home / "nats.conf").write_text(nats_config(nats_port, "bench"))
-        environ = os.environ | {
-            "SAMOVAR_NATS_URL": f"nats://samovar:bench@127.0.0.1:{nats_port}",
-            "SAMOVAR_MODEL": f"scripted:{script}",
-            "SAMOVAR_PORT": str(port),
-            "SAMOVAR_DATABASE": str(home / "sessions.db"),
-            "SAMOVAR_LOG_LEVEL": "warning",
-        }
-        record = home / "record"
-
-        def start(*argv: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(argv, env=environ)
-            processes.callback(_stop, process)
-            return process
-
-        start(str(nats_server()), "--config", str(home / "nats.conf"), "--log", str(home / "nats.log"))
-        gateway = start(sys.executable, "-m", "bench.gateway_on", server)
-        engine = start(sys.executable, "-m", "bench.recording_engine", str(record))
-        url = f"http://127.0.0.1:{port}"
-        await _ready(url)
-        before = _cpu(gateway.pid)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        streams = await asyncio.gather(*(chat(url, "scripted", "go") for _ in range(count)))
-        seconds = loop.time() - began
-        cpu = _cpu(gateway.pid) - before
-        _stop(engine)
-        added = _added_latencies(streams, record)
+    script = {"when": "go", "pieces": ["x"] * TOKENS, "delay_ms": 1000 / RATE, "finish": "stop"}
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record"
+        gateway, engine = ("bench.gateway_on", server), ("bench.recording_engine", str(record))
+        with scripted_stack(script, gateway, engine) as stack:
+            await stack.ready()
+            before = _cpu(stack.gateway.pid)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            streams = await asyncio.gather(*(chat(stack.url, "scripted", "go") for _ in range(count)))
+            seconds = loop.time() - began
+            cpu = _cpu(stack.gateway.pid) - before
+            stop(stack.engine)
+            added = _added_latencies(streams, record)
     tokens = sum(len(piece) for stream in streams for piece in stream.text)
     assert tokens == count * TOKENS, f"{tokens} of {count * TOKENS} tokens arrived"
     added.sort()
@@ -121,35 +94,8 @@ def _added_latencies(streams: list[Stream], record: Path) -> list[float]:
     return added
 
 
-async def _ready(url: str) -> None:
-    async with httpx.AsyncClient() as client, asyncio.timeout(60):
-        while True:
-            try:
-                if (await client.get(f"{url}/health/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.05)
-
-
 def _cpu(pid: int) -> float:
     """Seconds of user and system time of a process and its children."""
     processes = [psutil.Process(pid)]
     processes += processes[0].children(recursive=True)
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

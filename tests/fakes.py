@@ -1,7 +1,8 @@
 """Stand-ins for the engine's device and its kvstore: small, strict, and under the test's control.
 
-`FakeRunner` really keeps KV in pages, and checks on every read that the pages hold what they must: a wrong page table,
-a page freed too early or an unfinished restore fails loudly. `FakeKv` answers when the test says so.
+`FakeRunner` really keeps KV in pages and recurrent states in slots, and checks on every read that they hold what they
+must: a wrong page table, a page freed too early, a state of another position or an unfinished restore fails loudly.
+`FakeKv` answers when the test says so.
 """
 
 import os
@@ -13,16 +14,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 from zlib import crc32
 
-from services.engine.batch import ModelOutput, Row, Sampled, ScheduledBatch, Transfer
+from services.engine.batch import Copy, ModelOutput, Row, Sampled, ScheduledBatch, Transfer
 from services.engine.cache.arena import Arena
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved, Message
+from services.engine.mailbox import KvConnected, KvLeased, KvReserved, KvStates, Message
 from services.protocol.hashing import BLOCK_TOKENS
-from services.protocol.kv import Entry, Extent, Key
+from services.protocol.kv import Entry, Extent, Key, KeyState
 
 VOCABULARY = 251
 PAGE_BYTES = 8 * BLOCK_TOKENS
-_SLOT_BYTES = 4096
+STATE_BYTES = 16
+_UNIT = 4096
 _POISON = -1
+_NO_STATE = array("q", [_POISON, _POISON])
+"""A slot holds a position and the fold of all tokens before it."""
 
 
 def state_before(salt: str) -> int:
@@ -55,12 +59,14 @@ def continuation(prompt: Sequence[int], count: int, salt: str = "") -> list[int]
 class Context:
     """All that a request's rows may ever show."""
 
+    root: int
     tokens: list[int]
     states: "array[int]"
 
     @classmethod
     def of(cls, prompt: Sequence[int], salt: str) -> "Context":
-        context, state = cls([], array("q")), state_before(salt)
+        state = state_before(salt)
+        context = cls(state, [], array("q"))
         for token in prompt:
             state = state_after(state, token)
             context.tokens.append(token)
@@ -87,9 +93,14 @@ def _at_once(transfer: Transfer) -> Fate:
 
 @dataclass
 class FakeRunner:
-    """Computes `state_after` into pages. Call `expect` with each request before it runs."""
+    """Computes `state_after` into pages. Call `expect` with each request before it runs.
+
+    With `slots` it is a recurrent model: what it computes comes from the content of the rows' slots and from nowhere
+    else, and it samples from there.
+    """
 
     pages: int
+    slots: int = 0
     burst: Callable[[str, int], int] = _always_one
     """(request id, position) -> how many tokens a sampled row gives."""
     fate: Callable[[Transfer], Fate] = _at_once
@@ -106,6 +117,7 @@ class FakeRunner:
 
     def __post_init__(self) -> None:
         self._memory = [array("q", [_POISON]) * BLOCK_TOKENS for _ in range(self.pages)]
+        self._states = [_NO_STATE] * self.slots
         self._contexts: dict[str, Context] = {}
         self._prompt_lengths: dict[str, int] = {}
         self._under_way: dict[int, Transfer] = {}
@@ -128,10 +140,16 @@ class FakeRunner:
         self.most_tokens = max(self.most_tokens, sum(len(row.tokens) for row in batch.rows))
         for transfer in batch.transfers:
             self._begin(transfer)
+        for copy in batch.before:
+            self._duplicate(copy)
+        states = [row.state for row in batch.rows if row.state >= 0]
+        assert len(set(states)) == len(states), "two rows share a state"
         # All writes come before all reads, as in a layer of a real model: rows may not share what they write.
         for row in batch.rows:
             self._write(row)
         sampled = {row.request_id: self._read(row) for row in batch.rows}
+        for copy in batch.after:
+            self._duplicate(copy)
         done, failed = self._progress()
         return ModelOutput(
             step=batch.step,
@@ -143,12 +161,19 @@ class FakeRunner:
 
     def _begin(self, transfer: Transfer) -> None:
         assert transfer.id not in self._under_way
-        assert sum(extent.length for extent in transfer.extents) == PAGE_BYTES
+        assert transfer.state >= 0 or transfer.page >= 0
+        size = (PAGE_BYTES if transfer.page >= 0 else 0) + (STATE_BYTES if transfer.state >= 0 else 0)
+        assert sum(extent.length for extent in transfer.extents) == size
         for other in self._under_way.values():
-            assert other.page != transfer.page or other.kind == transfer.kind == "store", "two copies race for a page"
+            if other.kind == transfer.kind == "store":
+                continue
+            assert transfer.page < 0 or other.page != transfer.page, "two copies race for a page"
+            assert transfer.state < 0 or other.state != transfer.state, "two copies race for a state"
         self._under_way[transfer.id] = transfer
-        if transfer.kind == "load":
+        if transfer.kind == "load" and transfer.page >= 0:
             self._memory[transfer.page] = array("q", [_POISON]) * BLOCK_TOKENS
+        if transfer.kind == "load" and transfer.state >= 0:
+            self._states[transfer.state] = _NO_STATE
 
     def _progress(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         done: list[int] = []
@@ -165,26 +190,58 @@ class FakeRunner:
 
     def _copy(self, transfer: Transfer) -> None:
         if transfer.kind == "store":
-            data, at = self._memory[transfer.page].tobytes(), 0
+            state = self._states[transfer.state].tobytes() if transfer.state >= 0 else b""
+            data, at = state + (self._memory[transfer.page].tobytes() if transfer.page >= 0 else b""), 0
             for extent in transfer.extents:
                 transfer.arena.view[extent.offset : extent.offset + extent.length] = data[at : at + extent.length]
                 at += extent.length
         else:
             data = b"".join(bytes(transfer.arena.view[e.offset : e.offset + e.length]) for e in transfer.extents)
-            self._memory[transfer.page] = array("q", data)
+            if transfer.state >= 0:
+                self._states[transfer.state] = array("q", data[:STATE_BYTES])
+                data = data[STATE_BYTES:]
+            if transfer.page >= 0:
+                self._memory[transfer.page] = array("q", data)
+
+    def _duplicate(self, copy: Copy) -> None:
+        assert copy.source != copy.target
+        for transfer in self._under_way.values():
+            used = transfer.page if copy.kind == "page" else transfer.state
+            assert used != copy.target, "copies onto what is being transferred"
+            assert used != copy.source or transfer.kind == "store", "copies what is being loaded"
+        memory = self._memory if copy.kind == "page" else self._states
+        memory[copy.target] = memory[copy.source][:]
+
+    def _state(self, row: Row, context: Context) -> int:
+        """The state behind the position before the row's first one."""
+        if not self.slots:
+            assert row.state == -1
+            return context.states[row.start - 1] if row.start else context.root
+        assert all(transfer.state != row.state for transfer in self._under_way.values()), "a state is being copied"
+        if row.start == 0:
+            return context.root
+        position, state = self._states[row.state]
+        assert position == row.start, f"the slot of {row.request_id} stands at {position}, the row at {row.start}"
+        return state
 
     def _write(self, row: Row) -> None:
         context, end = self._contexts[row.request_id], row.start + len(row.tokens)
-        assert row.tokens, "an empty row"
+        assert row.tokens or (self.slots and row.sample is not None), "an empty row"
         context.grow(end)
         assert list(row.tokens) == context.tokens[row.start : end], "not the tokens of this request"
         assert len(row.pages) * BLOCK_TOKENS >= end, "the page table is too short"
         assert len(set(row.pages)) == len(row.pages), "a page stands twice in a table"
         assert row.start <= row.write_from <= end
-        for position in range(row.write_from, end):
+        state = self._state(row, context)
+        for position in range(row.start, end):
+            state = state_after(state, row.tokens[position - row.start])
+            if position < row.write_from:
+                continue
             page = row.pages[position // BLOCK_TOKENS]
             assert all(t.page != page for t in self._under_way.values()), "writes to a page that is being copied"
-            self._memory[page][position % BLOCK_TOKENS] = context.states[position]
+            self._memory[page][position % BLOCK_TOKENS] = state
+        if self.slots:
+            self._states[row.state] = array("q", [end, state])
 
     def _read(self, row: Row) -> Sampled | None:
         context, end = self._contexts[row.request_id], row.start + len(row.tokens)
@@ -204,12 +261,24 @@ class FakeRunner:
         assert [*row.sample.prompt, *row.sample.output] == context.tokens[:end], "the sampler sees another context"
         assert len(row.sample.prompt) == length
         count = self.burst(row.request_id, end)
+        state = self._states[row.state][1] if self.slots else context.states[end - 1]
+        tokens: list[int] = []
+        while len(tokens) < count:
+            tokens.append(next_token(state))
+            state = state_after(state, tokens[-1])
         context.grow(end + count)
-        return Sampled(tuple(context.tokens[end : end + count]))
+        assert tokens == context.tokens[end : end + count], "not what a cold run says"
+        return Sampled(tuple(tokens))
 
 
 @dataclass
 class LeaseCall:
+    tag: int
+    keys: tuple[Key, ...]
+
+
+@dataclass
+class LookupCall:
     tag: int
     keys: tuple[Key, ...]
 
@@ -230,13 +299,23 @@ class _Object:
 class FakeKv:
     """A KvClient and its store in one. Calls wait in `calls` until the test has them answered into `inbox`."""
 
-    def __init__(self, inbox: "queue.SimpleQueue[Message]", capacity: int = 1 << 12, automatic: bool = False) -> None:
-        """`capacity` in blocks; `automatic`: every call is answered when it is made."""
+    def __init__(
+        self,
+        inbox: "queue.SimpleQueue[Message]",
+        capacity: int = 1 << 12,
+        automatic: bool = False,
+        page_bytes: int = PAGE_BYTES,
+        state_bytes: int = STATE_BYTES,
+    ) -> None:
+        """`capacity` in objects; `automatic`: every call is answered when it is made."""
+        self._block_sizes = (page_bytes,)
+        self._state_sizes = (state_bytes, state_bytes + page_bytes)
+        self._room = -(-(state_bytes + page_bytes) // _UNIT) * _UNIT
         self.inbox = inbox
         self.capacity = capacity
         self.automatic = automatic
         self.arena: Arena | None = None
-        self.calls: list[LeaseCall | ReserveCall] = []
+        self.calls: list[LeaseCall | LookupCall | ReserveCall] = []
         self.leases: dict[int, tuple[Key, ...]] = {}
         self.objects: dict[Key, _Object] = {}
         self.refused = 0
@@ -250,9 +329,15 @@ class FakeKv:
         assert keys
         self._call(LeaseCall(tag, tuple(keys)))
 
+    def lookup(self, tag: int, keys: Sequence[Key]) -> None:
+        assert keys
+        self._call(LookupCall(tag, tuple(keys)))
+
     def reserve(self, tag: int, entries: Sequence[Entry], trace: str = "") -> None:
         assert entries
-        assert all(entry.length == PAGE_BYTES and entry.cost > 0 for entry in entries)
+        for entry in entries:
+            assert entry.length in (self._state_sizes if b"/state/" in entry.key else self._block_sizes)
+            assert entry.cost > 0
         self._call(ReserveCall(tag, tuple(entries)))
 
     def commit(self, keys: Sequence[Key]) -> None:
@@ -277,11 +362,11 @@ class FakeKv:
     def connect(self) -> None:
         """A new, empty store is there."""
         assert self.arena is None
-        size = self.capacity * _SLOT_BYTES
+        size = self.capacity * self._room
         descriptor = os.memfd_create("fake-arena")
         os.ftruncate(descriptor, size)
         self.arena = Arena(descriptor, size)
-        self._free = [index * _SLOT_BYTES for index in range(self.capacity)]
+        self._free = [index * self._room for index in range(self.capacity)]
         self.inbox.put(KvConnected(self.arena))
 
     def disconnect(self) -> None:
@@ -300,6 +385,10 @@ class FakeKv:
         call = self.calls.pop(index)
         if isinstance(call, LeaseCall):
             self.inbox.put(self._leased(call) if not empty else KvLeased(call.tag, None, 0, ()))
+        elif isinstance(call, LookupCall):
+            misses: tuple[KeyState, ...] = ("miss",) * len(call.keys)
+            states = misses if empty else tuple(map(self._state_of, call.keys))
+            self.inbox.put(KvStates(call.tag, states))
         else:
             nothing = KvReserved(call.tag, None, (None,) * len(call.entries))
             self.inbox.put(self._reserved(call) if not empty else nothing)
@@ -320,7 +409,11 @@ class FakeKv:
         assert not self.leases, "a lease was never given back"
         assert len(self.committed) == len(self.objects), "a reservation was neither committed nor given up"
 
-    def _call(self, call: LeaseCall | ReserveCall) -> None:
+    def _state_of(self, key: Key) -> KeyState:
+        entry = self.objects.get(key)
+        return "miss" if entry is None else "hit" if entry.committed else "pending"
+
+    def _call(self, call: LeaseCall | LookupCall | ReserveCall) -> None:
         self.calls.append(call)
         if self.arena is None or self.automatic:
             self.answer(len(self.calls) - 1, empty=self.arena is None)
@@ -350,13 +443,13 @@ class FakeKv:
                 self.refused += 1
                 extents.append(None)
             else:
-                extents.append(self._place(self._free.pop()))
+                extents.append(self._place(self._free.pop(), entry.length))
                 self.objects[entry.key] = _Object(extents[-1] or ())
         return KvReserved(call.tag, self.arena, tuple(extents))
 
-    def _place(self, offset: int) -> tuple[Extent, ...]:
+    def _place(self, offset: int, length: int) -> tuple[Extent, ...]:
         """One extent, or two in the wrong order."""
         if self._rng.random() < 0.5:
-            return (Extent(offset, PAGE_BYTES),)
-        half = PAGE_BYTES // 2
-        return Extent(offset + half, half), Extent(offset, half)
+            return (Extent(offset, length),)
+        half = length // 2
+        return Extent(offset + length - half, half), Extent(offset, length - half)

@@ -13,14 +13,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return reference.rms_norm(x, weight, eps)
 
 
+def rms_norm_centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `rms_norm` with the weight 1 + `weight`, and one rounding at the end."""
+    return reference.rms_norm_centred(x, weight, eps)
+
+
+def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(x, weight) * silu(gate), rounded at the end. x, gate [..., N], weight [N]."""
+    return reference.rms_norm_gated(x, gate, weight, eps)
+
+
 def rotary_angles(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [T, D/2], of `positions` int [T] times `inverse_frequencies` float32 [D/2] (radians)."""
+    """cos and sin, float32 [T, R/2], of `positions` int [T] times `inverse_frequencies` float32 [R/2] (radians)."""
     return reference.rotary_angles(positions, inverse_frequencies)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + D/2) of every head by the token's angles (Su et al. 2021, in GPT-NeoX's pairing).
+    """Turn the pairs (i, i + R/2) of every head by the token's angles (Su et al. 2021, in GPT-NeoX's pairing).
 
-    x [T, H, D]; cos, sin float32 [T, D/2] as of `rotary_angles`. Returns a new tensor like x.
+    x [T, H, D]; cos, sin float32 [T, R/2] as of `rotary_angles`, R <= D: the dims from R on stay as they are. Returns
+    a new tensor like x.
     """
     return reference.rotate(x, cos, sin)

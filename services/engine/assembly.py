@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from services.engine.cache.kvstore_client import KvClient
 from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved, Message, StepResult
+from services.engine.mailbox import KvAnswer, KvConnected, Message, StepResult
 from services.engine.model.config import ModelError
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.scripted import VOCABULARY, ScriptedRunner, ScriptError, load_script, scripted_bundle
@@ -95,7 +95,9 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     import torch
 
     from services.engine.cache.pages import KvLayout, KvPages, plan_pages
+    from services.engine.cache.states import StateLayout, StatePool, plan_states
     from services.engine.cache.transfer import page_transfers
+    from services.engine.model.hybrid_config import HybridConfig
     from services.engine.runner import ModelRunner
     from services.engine.weights.loader import load_model, resolve_device, resolve_dtype
 
@@ -104,7 +106,13 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     device = resolve_device(config)
     try:
         loaded = load_model(config, progress)
-        layout = KvLayout.of(loaded.model_config, resolve_dtype(config, device))
+        dtype = resolve_dtype(config, device)
+        states = None
+        if isinstance(loaded.model_config, HybridConfig):
+            # Before the pages, which take a share of what is left.
+            state_layout = StateLayout.of(loaded.model_config, dtype)
+            states = StatePool(state_layout, plan_states(config, state_layout, device), device)
+        layout = KvLayout.of(loaded.model_config, dtype)
         count = plan_pages(config, layout, device)
         progress(1.0, f"making {count} cache pages")
         pages = KvPages(layout, count, device)
@@ -123,12 +131,14 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         max_running=config.max_running,
         max_queue=config.max_queue,
         page_bytes=pages.page_bytes,
+        state_slots=states.count if states is not None else 0,
+        state_bytes=states.state_bytes if states is not None else 0,
     )
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     kv = None
     kv_connected = threading.Event()
 
-    def deliver(answer: KvLeased | KvReserved | KvConnected) -> None:
+    def deliver(answer: KvAnswer) -> None:
         inbox.put(answer)
         if isinstance(answer, KvConnected):
             kv_connected.set()
@@ -143,7 +153,7 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     card = _card(loaded.name, scheduler, loaded.model_config.vocab_size, chunks)
 
     def core(deliver: Callable[[StepResult], None]) -> EngineCore:
-        runner = ModelRunner(loaded.model, pages, page_transfers(pages), device)
+        runner = ModelRunner(loaded.model, pages, page_transfers(pages, states), device, states)
         return EngineCore(Scheduler(scheduler, kv), runner, inbox, deliver)
 
     return Assembly(card, chunks, inbox, core, kv)

@@ -36,6 +36,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         ByteSize,
         describe("Device memory of the page pool when kv_pages is 0; 0 takes 80% of what CUDA has free, 1GiB on CPU."),
     ] = ByteSize(0)
+    states: Annotated[
+        int,
+        describe(
+            "Slots for recurrent states, of running requests and of checkpoints; models without any have none. 0: "
+            "max_running + 256 within 1GiB on CPU, max_running + 1024 within 20% of what CUDA has free.",
+            ge=0,
+        ),
+    ] = 0
     kv_socket: Annotated[str, describe("Unix socket of the kvstore; empty runs without offload.")] = ""
     max_running: Annotated[int, describe("Requests in a batch at most.", ge=1, le=1024)] = 64
     max_queue: Annotated[int, describe("Requests that may wait; one more is refused with 503.", ge=0)] = 256

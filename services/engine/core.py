@@ -11,6 +11,7 @@ from services.engine.mailbox import (
     KvConnected,
     KvLeased,
     KvReserved,
+    KvStates,
     Message,
     Snapshot,
     StepResult,
@@ -102,7 +103,7 @@ class EngineCore:
                 self._scheduler.submit(request)
             case CancelRequest(request_id):
                 self._scheduler.cancel(request_id)
-            case KvLeased() | KvReserved() | KvConnected():
+            case KvLeased() | KvStates() | KvReserved() | KvConnected():
                 self._scheduler.receive(message)
             case Snapshot():
                 self._scheduler.snapshot()

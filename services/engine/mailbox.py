@@ -11,7 +11,7 @@ from services.engine.cache.arena import Arena
 from services.engine.request import Request
 from services.protocol.events import EngineLoad
 from services.protocol.generate import FinishReason, TokenDelta, Usage
-from services.protocol.kv import Extent
+from services.protocol.kv import Extent, KeyState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,14 @@ class KvLeased:
     arena: Arena | None
     lease: int
     extents: tuple[tuple[Extent, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvStates:
+    """Reply to KvClient.lookup(tag, ...): one item a key; all `miss` when the store is away."""
+
+    tag: int
+    states: tuple[KeyState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,10 @@ class Stop:
     """End the loop. The server has drained before."""
 
 
-Message = Submit | CancelRequest | KvLeased | KvReserved | KvConnected | Snapshot | Stop
+KvAnswer = KvLeased | KvStates | KvReserved | KvConnected
+"""All that a KvClient delivers."""
+
+Message = Submit | CancelRequest | KvAnswer | Snapshot | Stop
 
 
 @dataclass(frozen=True, slots=True)

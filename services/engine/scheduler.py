@@ -6,15 +6,19 @@ import time
 
 from services.engine.batch import ModelOutput, Row, Sampled, SampleSpec, ScheduledBatch
 from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.checkpoints import Checkpoints, Mark
 from services.engine.cache.kv_client import KvClient, NoKvStore
 from services.engine.cache.offload import Offload
 from services.engine.cache.prefix_cache import PrefixCache
 from services.engine.cache.recompute_cost import RecomputeCost
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved, StepResult
+from services.engine.checkpoint_resume import CheckpointResume
+from services.engine.mailbox import KvAnswer, StepResult
 from services.engine.report import Report
 from services.engine.request import Request, State
+from services.engine.resume import BlockResume, Resume
 from services.engine.scheduler_config import SchedulerConfig
 from services.engine.sequence import Sequence
+from services.engine.step_plan import StepPlan
 from services.protocol.events import EngineLoad
 from services.protocol.generate import FinishReason
 from services.protocol.hashing import BLOCK_TOKENS
@@ -37,7 +41,7 @@ class Scheduler:
     * Arrival order rules: the queue is left at its front only, pages are taken from younger requests only, and a
       request that finds no page and nobody younger keeps what it has and waits. So the oldest always gets on.
     * A request is admitted when the pages for all its tokens so far are there, beside those that the admitted ones
-      still need for theirs; they are taken as steps need them.
+      still need for theirs; they are taken as steps need them. A recurrent model's requests need a slot besides.
     * Each wait ends by something sure to come: a message of the KvClient, a transfer, or a step of another request.
     """
 
@@ -46,7 +50,19 @@ class Scheduler:
         self._pool = BlockPool(config.pages)
         self._cache = PrefixCache(self._pool)
         self._cost = RecomputeCost()
-        self._offload = Offload(self._pool, self._cache, kv or NoKvStore(), self._cost, config.page_bytes)
+        self._checkpoints = Checkpoints(self._pool, config.state_slots)
+        self._offload = Offload(
+            self._pool,
+            self._cache,
+            self._checkpoints,
+            kv or NoKvStore(),
+            self._cost,
+            config.page_bytes,
+            config.state_bytes,
+        )
+        self._resume: Resume = BlockResume(self._pool, self._cache)
+        if config.state_slots:
+            self._resume = CheckpointResume(config, self._pool, self._cache, self._checkpoints, self._offload)
         self._report = Report(self._pool, self._offload)
         self._max_model_len = min(config.max_model_len, config.pages * BLOCK_TOKENS)
 
@@ -83,7 +99,7 @@ class Scheduler:
         if (sequence := self._active.get(request_id)) is not None:
             self._finish(sequence, "cancel")
 
-    def receive(self, message: KvLeased | KvReserved | KvConnected) -> None:
+    def receive(self, message: KvAnswer) -> None:
         """What the KvClient had to say."""
         self._offload.receive(message)
 
@@ -94,6 +110,7 @@ class Scheduler:
     def fail(self, error: str) -> None:
         """The device is gone: every request ends with this error."""
         self._batch = []
+        self._resume.device_lost()
         for sequence in list(self._active.values()):
             self._finish(sequence, "error", error=error)
 
@@ -107,7 +124,7 @@ class Scheduler:
         self._take_restored()
         self._admit()
         now = time.monotonic()
-        plan = _Plan(self._config.max_batch_tokens)
+        plan = StepPlan(self._config.max_batch_tokens)
         self._plan_decodes(plan, now)
         self._plan_prefills(plan)
         self.next_due = min((sequence.due for sequence in self._running if sequence.due > now), default=None)
@@ -115,7 +132,8 @@ class Scheduler:
             return None
         self._step += 1
         self._batch = [(sequence, self._row(sequence, count)) for sequence, count in plan.counts.items()]
-        return ScheduledBatch(self._step, tuple(row for _, row in self._batch), transfers)
+        before, after = self._resume.copies(self._batch)
+        return ScheduledBatch(self._step, tuple(row for _, row in self._batch), transfers, before, after)
 
     @property
     def transfers_under_way(self) -> int:
@@ -126,12 +144,13 @@ class Scheduler:
             sequence = self._active[restored.request_id]
             self._restoring.remove(sequence)
             sequence.restore_ends(time.time_ns())
-            if restored.no_room:
+            if restored.again:
                 self._pool.release(restored.pages)
                 self._enqueue(sequence)
+            elif self._resume.begin(sequence, restored.pages, restored.host, restored.checkpoint):
+                self._start(sequence)
             else:
-                host = restored.host * BLOCK_TOKENS
-                self._start(sequence, restored.pages, host)
+                self._enqueue(sequence)
 
     def _admit(self) -> None:
         """Move requests from the queue's front to the running or restoring ones."""
@@ -139,23 +158,30 @@ class Scheduler:
             sequence = self._waiting[0]
             chain = sequence.chain
             pages = self._cache.match(chain)
-            complete = len(pages) == chain.full
-            if not complete and self._offload.being_restored(chain.block(len(pages))):
+            if len(pages) < chain.full and self._offload.being_restored(chain.block(len(pages))):
+                return
+            if not self._resume.room(len(self._restoring)):
                 return
             # Cached pages leave the available ones when they are acquired, so they count as wanted.
             shared = sum(map(self._pool.held, pages))
             if pages_of(len(sequence.tokens) + 1) - shared > self._pool.available - self._promised():
                 return
+            marks = self._resume.sought(sequence, len(pages)) if self._offload.connected else None
             self._pool.acquire(pages)
+            if marks is not None:
+                self._restore(sequence, pages, marks)
+            elif self._resume.begin(sequence, pages, 0, None):
+                self._start(sequence)
+            else:
+                return
             del self._waiting[0]
-            if complete or not self._offload.connected:
-                self._start(sequence, pages, 0)
-                continue
-            request = sequence.request
-            request.state = State.WAITING_FOR_KV
-            bisect.insort(self._restoring, sequence, key=_order)
-            sequence.restore_begins(time.time_ns())
-            self._offload.restore(request.request_id, chain, pages, request.trace)
+
+    def _restore(self, sequence: Sequence, pages: list[int], marks: list[Mark]) -> None:
+        request = sequence.request
+        request.state = State.WAITING_FOR_KV
+        bisect.insort(self._restoring, sequence, key=_order)
+        sequence.restore_begins(time.time_ns())
+        self._offload.restore(request.request_id, sequence.chain, pages, request.trace, marks)
 
     def _promised(self) -> int:
         """Pages that the admitted requests will take for tokens which they have already."""
@@ -165,19 +191,11 @@ class Scheduler:
             pages += max(0, pages_of(len(sequence.tokens) + 1) - held)
         return pages
 
-    def _start(self, sequence: Sequence, pages: list[int], host: int) -> None:
-        """Let a request run behind `pages`, the last `host` tokens of which came from the kvstore."""
+    def _start(self, sequence: Sequence) -> None:
         sequence.request.state = State.RUNNING
         bisect.insort(self._running, sequence, key=_order)
-        self._extend_prefix(sequence, pages, host)
 
-    def _extend_prefix(self, sequence: Sequence, pages: list[int], host: int) -> None:
-        sequence.pages += pages
-        sequence.committed = len(sequence.pages)
-        sequence.computed = sequence.committed * BLOCK_TOKENS
-        sequence.found(sequence.computed - host, host)
-
-    def _plan_decodes(self, plan: "_Plan", now: float) -> None:
+    def _plan_decodes(self, plan: StepPlan, now: float) -> None:
         """Let all decode whose time has come; where the step cannot hold them, those longest without a turn."""
         decoding = [sequence for sequence in self._running if sequence.prefilled and sequence.due <= now]
         kept = 0
@@ -188,30 +206,26 @@ class Scheduler:
         for sequence in decoding:
             self._reserve(sequence, plan.left - kept, plan)
 
-    def _plan_prefills(self, plan: "_Plan") -> None:
+    def _plan_prefills(self, plan: StepPlan) -> None:
         """Give what the decodes left to the prefills, the oldest first."""
         for sequence in [sequence for sequence in self._running if not sequence.prefilled]:
             if plan.left <= 0:
                 return
             if sequence.request.state is State.RUNNING:  # not preempted meanwhile
-                self._catch_up(sequence)
-                self._reserve(sequence, plan.left, plan)
+                self._resume.catch_up(sequence)
+                # Where an older one takes in this step the very checkpoint that this one is on its way to, it waits.
+                if self._resume.stop_key(sequence) not in plan.checkpoints:
+                    self._reserve(sequence, plan.left, plan)
 
-    def _catch_up(self, sequence: Sequence) -> None:
-        """Skip blocks that another request computed since this one was admitted: of forty agents that arrive at once
-        with one system prompt, one reads it."""
-        if sequence.computed != len(sequence.pages) * BLOCK_TOKENS:
-            return
-        if pages := self._cache.match(sequence.chain, len(sequence.pages)):
-            self._pool.acquire(pages)
-            self._extend_prefix(sequence, pages, 0)
-
-    def _reserve(self, sequence: Sequence, budget: int, plan: "_Plan") -> None:
+    def _reserve(self, sequence: Sequence, budget: int, plan: StepPlan) -> None:
         """Plan up to `budget` tokens of a request and get the pages for them, in need from younger requests."""
         if budget <= 0 or sequence.request.state is not State.RUNNING:  # preempted by an older one in this very step
             return
-        count = min(max(1, sequence.remaining), budget)
-        if count < sequence.remaining:  # end the chunk with a block, so that the next one may be found in the cache
+        count = min(max(sequence.rerun, sequence.remaining), budget)
+        stop = self._resume.next_stop(sequence)
+        if stop is not None and stop <= sequence.computed + count:
+            count = stop - sequence.computed
+        elif count < sequence.remaining:  # end the chunk with a block, so that the next one may be found in the cache
             end = (sequence.computed + count) // BLOCK_TOKENS * BLOCK_TOKENS
             count = end - sequence.computed if end > sequence.computed else count
         missing = pages_of(min(sequence.computed + count, len(sequence.tokens))) - len(sequence.pages)
@@ -221,12 +235,15 @@ class Scheduler:
                 self._preempt(victim)
             sequence.pages += self._pool.allocate(min(missing, self._pool.available))
             count = min(count, len(sequence.pages) * BLOCK_TOKENS - sequence.computed)
-        if count > 0:
+        if count > 0 or sequence.remaining == 0:
             plan.add(sequence, count)
+            if stop == sequence.computed + count and (key := self._resume.stop_key(sequence)) is not None:
+                plan.checkpoints.add(key)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take all pages of a running request and put it back in the queue, where it was."""
         self._running.remove(sequence)
+        self._resume.leave(sequence, keep=True)
         self._pool.release(sequence.pages)
         sequence.pages = []
         sequence.computed = sequence.committed = 0
@@ -242,7 +259,7 @@ class Scheduler:
 
     def _row(self, sequence: Sequence, count: int) -> Row:
         request = sequence.request
-        start = min(sequence.computed, len(sequence.tokens) - 1)
+        start = min(sequence.computed, len(sequence.tokens) - sequence.rerun)
         end = start + count
         sample = None
         if end == len(sequence.tokens):
@@ -257,6 +274,7 @@ class Scheduler:
             pages=sequence.pages,
             write_from=sequence.computed,
             sample=sample,
+            state=sequence.state,
         )
 
     # What the step gave.
@@ -266,6 +284,11 @@ class Scheduler:
         prefills: list[tuple[int, int]] = []
         decoded = 0
         batch, self._batch = self._batch, []
+        failed = {
+            sequence
+            for sequence, row in batch
+            if row.sample is not None and output.sampled[row.request_id].finish == "error"
+        }
         for sequence, row in batch:
             count = len(row.tokens)
             if sequence.prefilled:
@@ -273,11 +296,12 @@ class Scheduler:
             else:
                 prefills.append((row.start, count))
             sequence.ran(row.start, count)
-            sampled = output.sampled[row.request_id] if row.sample is not None else None
-            if sampled is None or sampled.finish != "error":
+            if sequence not in failed:
                 self._commit(sequence)
-            if sampled is not None:
-                self._take_sampled(sequence, sampled)
+        self._resume.stepped(failed)
+        for sequence, row in batch:
+            if row.sample is not None:
+                self._take_sampled(sequence, output.sampled[row.request_id])
         prefilled = sum(count for _, count in prefills)
         if prefilled > decoded:
             self._cost.observe(prefills, seconds)
@@ -318,6 +342,7 @@ class Scheduler:
                 sequence.restore_ends(time.time_ns())
             case State.RUNNING:
                 self._running.remove(sequence)
+                self._resume.leave(sequence, keep=finish != "error")
                 self._pool.release(sequence.pages)
             case State.FINISHED:
                 raise ValueError(f"request {request.request_id} is finished already")
@@ -352,30 +377,13 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError when the books disagree, or when pages are held though all is idle."""
         self._pool.check_integrity()
+        self._checkpoints.check_integrity(self.idle)
         groups = self._waiting + self._restoring + self._running
         assert len(groups) == len(self._active) == len(set(groups)), "a request is in no queue, or in two"
         for group in (self._waiting, self._restoring, self._running):
             assert group == sorted(group, key=_order), "a queue is out of order"
         if self.idle:
             assert self._pool.available == self._pool.size, "pages leaked"
-
-
-class _Plan:
-    """How many tokens of which requests the next step runs."""
-
-    __slots__ = ("counts", "left")
-
-    def __init__(self, budget: int) -> None:
-        self.counts: dict[Sequence, int] = {}
-        self.left = budget
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        self.counts[sequence] = count
-        self.left -= count
-
-    def drop(self, sequence: Sequence) -> None:
-        """Where it is planned, do not run it after all."""
-        self.left += self.counts.pop(sequence, 0)
 
 
 def _order(sequence: Sequence) -> int:

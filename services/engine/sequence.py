@@ -7,6 +7,7 @@ from services.engine.mailbox import Timeline
 from services.engine.request import Request
 from services.protocol.generate import FinishReason, Usage
 from services.protocol.hashing import root
+from services.protocol.kv import Key
 
 _NANO = 1e-9
 
@@ -27,6 +28,14 @@ class Sequence:
     """KV of positions below this is in `pages`."""
     committed: int = 0
     """Blocks below this are named, and `pages` holds the named page."""
+    state: int = -1
+    """Slot of the recurrent state, which stands at `computed`; -1 while it does not run, or the model has none."""
+    stops: tuple[int, ...] = ()
+    """Positions, ascending, at which a chunk of the prefill ends and a checkpoint is taken."""
+    saved: list[int] = field(default_factory=list)
+    """Positions of the checkpoints on its way, ascending."""
+    kept: set[Key] = field(default_factory=set)
+    """Checkpoints that it left behind for requests to come."""
     prefilled: bool = False
     """All of `tokens` went through the model since the last admission: what comes now is decoding."""
     turn: int = 0
@@ -60,6 +69,11 @@ class Sequence:
         """Tokens that the model has not seen yet. 0 when all KV is there and only logits are wanted."""
         return len(self.tokens) - self.computed
 
+    @property
+    def rerun(self) -> int:
+        """Tokens to run again where nothing remains: the last one, unless a state keeps its hidden vector."""
+        return 1 if self.state < 0 else 0
+
     def finished(self) -> FinishReason | None:
         """Whether the tokens so far end the answer."""
         output = self.request.output
@@ -78,9 +92,9 @@ class Sequence:
         return tokens, None
 
     def found(self, device: int, host: int) -> None:
-        """Account for a prefix of `device` + `host` tokens that needs no computing. The last token of all is computed
-        in any case (for its logits), and a prompt token counts once, when first covered."""
-        reach = min(device + host, len(self.tokens) - 1, len(self.request.prompt))
+        """Account for a prefix of `device` + `host` tokens that needs no computing, bar what is to `rerun`. A prompt
+        token counts once, when first covered."""
+        reach = min(device + host, len(self.tokens) - self.rerun, len(self.request.prompt))
         on_device = max(0, min(device, reach) - self.covered)
         self.cached_device += on_device
         self.cached_host += max(0, reach - self.covered - on_device)

@@ -11,7 +11,7 @@ from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.protocol.events import EngineLoad
 from services.protocol.generate import FinishReason, SamplingParams, TokenDelta, Usage
 from services.protocol.hashing import BLOCK_TOKENS
-from tests.fakes import PAGE_BYTES, FakeKv, FakeRunner, Fate, continuation
+from tests.fakes import PAGE_BYTES, STATE_BYTES, FakeKv, FakeRunner, Fate, continuation
 
 FINGERPRINT = "fake"
 
@@ -23,6 +23,7 @@ def request(
     generated: list[int] | None = None,
     stop: tuple[int, ...] = (),
     salt: str = "",
+    hints: tuple[int, ...] = (),
 ) -> Request:
     generated = generated or []
     return Request(
@@ -33,6 +34,7 @@ def request(
         resumed=len(generated),
         sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop),
         cache_salt=salt,
+        hints=hints,
     )
 
 
@@ -48,7 +50,11 @@ class Rig:
         kv: bool = False,
         kv_capacity: int = 1 << 12,
         kv_automatic: bool = True,
+        slots: int = 0,
+        interval: int = 8192,
+        gap: int = 64,
     ) -> None:
+        """`slots`: of recurrent states; 0 is a model without."""
         self.pages = pages
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.store = FakeKv(self.inbox, kv_capacity, kv_automatic)
@@ -61,9 +67,13 @@ class Rig:
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
             page_bytes=PAGE_BYTES,
+            state_slots=slots,
+            state_bytes=STATE_BYTES,
+            checkpoint_interval=interval,
+            checkpoint_gap=gap,
         )
         self.scheduler = Scheduler(config, self.store if kv else None)
-        self.runner = FakeRunner(pages, before_step=self.check_batch)
+        self.runner = FakeRunner(pages, slots, before_step=self.check_batch)
         self.core = EngineCore(self.scheduler, self.runner, self.inbox, self.take)
         self.max_batch_tokens = max_batch_tokens
         self.max_model_len = min(max_model_len, pages * BLOCK_TOKENS)
@@ -148,7 +158,8 @@ class Rig:
         assert usage.prompt_tokens == len(prompt)
         assert usage.output_tokens == len(told)
         ran = self.runner.prompt_tokens_run.get(name, 0)
-        assert usage.computed_tokens <= ran  # asking again for logits of a known position counts once
+        # Without a state, asking again for the logits of a known position runs a token, which counts once.
+        assert usage.computed_tokens == ran if self.runner.slots else usage.computed_tokens <= ran
         if told[what.resumed :]:
             assert usage.cached_tokens + usage.computed_tokens >= len(prompt)
             if not usage.preemptions:

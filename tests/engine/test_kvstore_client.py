@@ -16,7 +16,7 @@ import pytest
 
 from services.engine.cache.arena import Arena
 from services.engine.cache.kvstore_client import KvClient
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved
+from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved, KvStates
 from services.protocol import codec, kv
 from services.protocol.frames import FrameReader, frame
 from tests.kvstore.process import RawClient, running
@@ -29,10 +29,10 @@ class Engine:
     """A client and the inbox that its answers go to."""
 
     def __init__(self, path: Path, name: str = "engine-0", stall: float = 5.0) -> None:
-        self.inbox: queue.SimpleQueue[KvLeased | KvReserved | KvConnected] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[KvAnswer] = queue.SimpleQueue()
         self.client = KvClient(str(path), name, "model", self.inbox.put, stall=stall)
 
-    def next(self) -> KvLeased | KvReserved | KvConnected:
+    def next(self) -> KvAnswer:
         return self.inbox.get(timeout=SECONDS)
 
     def arena(self) -> Arena:
@@ -47,6 +47,13 @@ class Engine:
         assert isinstance(answer, KvLeased)
         assert answer.tag == tag
         return answer
+
+    def lookup(self, *keys: bytes, tag: int = 3) -> tuple[kv.KeyState, ...]:
+        self.client.lookup(tag, keys)
+        answer = self.next()
+        assert isinstance(answer, KvStates)
+        assert answer.tag == tag
+        return answer.states
 
     def reserve(self, *keys: bytes, tag: int = 2, length: int = 8192) -> KvReserved:
         self.client.reserve(tag, [kv.Entry(key=key, length=length, cost=1.0) for key in keys])
@@ -137,6 +144,7 @@ def test_without_a_store_every_call_is_answered_empty_at_once(path: Path) -> Non
         assert not away.client.connected
         assert away.lease(A) == KvLeased(1, None, 0, ())
         assert away.reserve(A, B) == KvReserved(2, None, (None, None))
+        assert away.lookup(A, B) == ("miss", "miss")
         away.client.commit([A])
         away.client.release(7)
         away.client.drop([A])
@@ -147,6 +155,7 @@ def test_calls_before_start_and_after_close_are_answered_too(path: Path) -> None
     lonely.client.lease(1, [A])
     lonely.client.close()
     assert lonely.next() == KvLeased(1, None, 0, ())
+    assert lonely.lookup(A) == ("miss",)
     assert lonely.reserve(A) == KvReserved(2, None, (None,))
     lonely.client.close()
     with running(path):
@@ -167,6 +176,16 @@ def test_a_store_that_comes_later_is_found(path: Path) -> None:
             assert arena.size == 64 * 2**20
             early.write(A, b"x" * 10)
             assert read(early.lease(A)) == b"x" * 10
+
+
+def test_a_lookup_tells_of_each_key_and_pins_none(path: Path) -> None:
+    with running(path), engine(path) as one:
+        one.arena()
+        one.write(A, b"x" * 10)
+        one.reserve(B)
+        assert one.lookup(B, A, C) == ("pending", "hit", "miss")
+        one.client.drop([A])
+        assert one.lookup(A) == ("miss",)
 
 
 def test_commits_before_close_arrive(path: Path) -> None:
@@ -203,7 +222,7 @@ def test_a_killed_store_with_calls_in_flight(path: Path) -> None:
         answers = [user.next() for _ in range(150)]
         assert sorted(a.tag for a in answers if isinstance(a, KvLeased)) == [*range(100, 150), *range(2100, 2150)]
         assert sorted(a.tag for a in answers if isinstance(a, KvReserved)) == [*range(1100, 1150)]
-        assert all(not isinstance(a, KvConnected) and a.arena is None and not any(a.extents) for a in answers)
+        assert all(isinstance(a, (KvLeased, KvReserved)) and a.arena is None and not any(a.extents) for a in answers)
         assert old.arena is first
         assert read(old) == b"old", "an arena outlives its store"
         with running(path):

@@ -21,17 +21,21 @@ STOP = 7
 class Storm:
     """One random run: a rig of random size under random events, with rates that differ from run to run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, recurrent: bool = False) -> None:
         self.random = rng = random.Random(seed)
+        self.recurrent = recurrent
         self.kv = rng.random() < 0.9
         self.rig = Rig(
-            pages=rng.choice([2, 5, 8, 10, 13]),
+            pages=rng.choice([5, 8, 13, 40] if recurrent else [2, 5, 8, 10, 13]),
             max_batch_tokens=rng.choice([7, 64, 100, 256, 1024]),
             max_running=rng.choice([1, 2, 4, 8]),
             max_model_len=rng.choice([100_000, 300]),
             kv=self.kv,
             kv_capacity=rng.choice([4, 40, 200]),
             kv_automatic=False,
+            slots=rng.choice([1, 2, 3, 5, 20]) if recurrent else 0,
+            interval=rng.choice([64, 192, 8192]) if recurrent else 8192,
+            gap=rng.choice([1, 20, 64]) if recurrent else 64,
         )
         self.waits = rng.choice([0.0, 0.3, 0.7])
         self.fails = rng.choice([0.0, 0.05, 0.3])
@@ -75,7 +79,12 @@ class Storm:
         most = rng.choice(self.outputs)
         generated = continuation(prompt, rng.randint(0, min(most, 20)), salt) if rng.random() < 0.15 else []
         stop = (STOP,) if rng.random() < 0.5 and STOP not in generated else ()
-        self.rig.submit(request(f"r{len(self.rig.requests)}", prompt, most, generated, stop, salt))
+        hints: tuple[int, ...] = ()
+        if self.recurrent and rng.random() < 0.8:
+            hints = tuple(sorted({min(len(prompt), rng.choice([5, 64, 70, 128, 200, 300, 500])) for _ in range(4)}))
+            if rng.random() < 0.5:
+                hints = (*hints, len(prompt) + rng.choice([-3, 0, 1]))
+        self.rig.submit(request(f"r{len(self.rig.requests)}", prompt, most, generated, stop, salt, hints))
 
     def turn(self) -> None:
         rig, rng = self.rig, self.random
@@ -97,8 +106,8 @@ class Storm:
             self.contexts = [rig.prompts[name] + rig.told[name] for name in list(rig.final)[-40:]]
 
 
-def storm(seed: int, turns: int = 300) -> Rig:
-    run = Storm(seed)
+def storm(seed: int, turns: int = 300, recurrent: bool = False) -> Rig:
+    run = Storm(seed, recurrent)
     for _ in range(turns):
         run.turn()
     run.rig.settle()
@@ -108,6 +117,11 @@ def storm(seed: int, turns: int = 300) -> Rig:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_storm_leaves_nothing_behind(seed: int) -> None:
     storm(seed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_storm_over_checkpoints_leaves_nothing_behind(seed: int) -> None:
+    storm(seed, recurrent=True)
 
 
 class Machine(RuleBasedStateMachine):
@@ -123,19 +137,34 @@ class Machine(RuleBasedStateMachine):
         tokens=st.sampled_from([2, 64, 200]),
         running=st.integers(1, 4),
         capacity=st.sampled_from([2, 50]),
+        slots=st.sampled_from([0, 0, 1, 2, 5]),
         bursts=st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any),
     )
-    def begin(self, pages: int, tokens: int, running: int, capacity: int, bursts: list[int]) -> None:
+    def begin(self, pages: int, tokens: int, running: int, capacity: int, slots: int, bursts: list[int]) -> None:
         self.rig = Rig(
-            pages, max_batch_tokens=tokens, max_running=running, kv=True, kv_capacity=capacity, kv_automatic=False
+            pages,
+            max_batch_tokens=tokens,
+            max_running=running,
+            kv=True,
+            kv_capacity=capacity,
+            kv_automatic=False,
+            slots=slots,
+            interval=128,
+            gap=16,
         )
         self.rig.runner.fate = lambda transfer: self.fates.pop() if self.fates else "done"
         self.rig.runner.burst = lambda name, position: bursts[position % len(bursts)]
 
-    @rule(family=st.integers(0, 1), blocks=st.integers(0, 7), more=st.sampled_from([0, 1, 63]), most=st.integers(1, 90))
-    def submit(self, family: int, blocks: int, more: int, most: int) -> None:
+    @rule(
+        family=st.integers(0, 1),
+        blocks=st.integers(0, 7),
+        more=st.sampled_from([0, 1, 63]),
+        most=st.integers(1, 90),
+        hints=st.sampled_from([(), (70, 100), (64, 128, 200)]),
+    )
+    def submit(self, family: int, blocks: int, more: int, most: int, hints: tuple[int, ...]) -> None:
         length = max(1, min(64 * blocks + more, 64 * self.rig.pages - 1))
-        self.rig.submit(request(f"r{len(self.rig.requests)}", [family] * length, most, stop=(STOP,)))
+        self.rig.submit(request(f"r{len(self.rig.requests)}", [family] * length, most, stop=(STOP,), hints=hints))
 
     @precondition(lambda self: self.rig.requests)
     @rule(data=st.data())

@@ -16,12 +16,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from services.engine.batch import ModelOutput, Row, SampleSpec, ScheduledBatch, Transfer
+from services.engine.batch import Copy, ModelOutput, Row, SampleSpec, ScheduledBatch, Transfer
 from services.engine.cache.pages import KvLayout, KvPages
+from services.engine.cache.states import StateLayout, StatePool
 from services.engine.cache.transfer import page_transfers
-from services.engine.model.config import parse_config
 from services.engine.model.dense import DenseDecoder
+from services.engine.model.family import Decoder, build_decoder, parse_model_config
+from services.engine.model.hybrid_config import HybridConfig
 from services.engine.model.layers import ForwardContext
+from services.engine.model.qwen3_5 import HybridDecoder
 from services.engine.runner import ModelRunner
 from services.protocol.generate import SamplingParams
 
@@ -56,9 +59,11 @@ def oracle(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     return model
 
 
-def decoder(model: PreTrainedModel, device: torch.device | None = None) -> DenseDecoder:
-    """The oracle's weights in our decoder, float32."""
-    ours = DenseDecoder(parse_config(model.config.to_dict()), torch.float32, device or torch.device("cpu"))
+def decoder(
+    model: PreTrainedModel, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> DenseDecoder | HybridDecoder:
+    """The oracle's weights in our decoder."""
+    ours = build_decoder(parse_model_config(model.config.to_dict()), dtype, device or torch.device("cpu"))
     weights = model.state_dict()
     for slot in ours.slots():
         assert slot.target.shape == weights[slot.name].shape, slot.name
@@ -75,7 +80,7 @@ def oracle_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 class Recorder:
     """A decoder that keeps the logits of its last forward."""
 
-    def __init__(self, model: DenseDecoder) -> None:
+    def __init__(self, model: Decoder) -> None:
         self._model = model
         self.config = model.config
         self.logits = torch.empty(0)
@@ -89,15 +94,24 @@ class Recorder:
 class Bench:
     """A ModelRunner over a decoder; `run` returns the logits of the rows that sample."""
 
-    def __init__(self, model: DenseDecoder, pages: int = 32) -> None:
+    def __init__(self, model: DenseDecoder | HybridDecoder, pages: int = 32, states: int = 16) -> None:
         self.model = Recorder(model)
         self.pages = KvPages(KvLayout.of(model.config, model.dtype), pages, model.device)
-        self.transfers = page_transfers(self.pages)
-        self.runner = ModelRunner(self.model, self.pages, self.transfers, model.device)
+        self.states = None
+        if isinstance(model.config, HybridConfig):
+            self.states = StatePool(StateLayout.of(model.config, model.dtype), states, model.device)
+        self.transfers = page_transfers(self.pages, self.states)
+        self.runner = ModelRunner(self.model, self.pages, self.transfers, model.device, self.states)
         self.output = ModelOutput(0, {})
 
-    def run(self, *rows: Row, transfers: tuple[Transfer, ...] = ()) -> Tensor:
-        self.output = self.runner.run(ScheduledBatch(self.output.step + 1, rows, transfers))
+    def run(
+        self,
+        *rows: Row,
+        transfers: tuple[Transfer, ...] = (),
+        before: tuple[Copy, ...] = (),
+        after: tuple[Copy, ...] = (),
+    ) -> Tensor:
+        self.output = self.runner.run(ScheduledBatch(self.output.step + 1, rows, transfers, before, after))
         return self.model.logits
 
 
@@ -110,12 +124,13 @@ def row(
     write_from: int | None = None,
     samples: bool = True,
     params: SamplingParams = GREEDY,
+    state: int = -1,
 ) -> Row:
     """Tokens [start, end) of the sequence `ids`."""
     used = -(-end // 64)
     spec = SampleSpec(params, ids[:end], []) if samples else None
     written = start if write_from is None else write_from
-    return Row(name, list(ids[start:end]), start, list(pages[:used]), written, spec)
+    return Row(name, list(ids[start:end]), start, list(pages[:used]), written, spec, state)
 
 
 def random_ids(count: int, seed: int, vocab: int = 97) -> list[int]:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from kernels.norm_rope import rms_norm, rotary_angles, rotate
+from kernels.norm_rope import rms_norm, rms_norm_centred, rms_norm_gated, rotary_angles, rotate
 from tests.devices import DEVICES
 
 
@@ -44,3 +44,26 @@ def test_position_zero_and_dtype() -> None:
     cos, sin = rotary_angles(torch.tensor([0]), torch.ones(4))
     assert torch.equal(rotate(x, cos, sin), x)
     assert cos.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_part_of_the_dims_rotates(device: torch.device) -> None:
+    x = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(4)).to(device)
+    cos, sin = rotary_angles(torch.tensor([0, 3, 50]).to(device), torch.tensor([1.0, 0.1]).to(device))
+    got = rotate(x, cos, sin)
+    assert torch.equal(got[..., 4:], x[..., 4:])
+    torch.testing.assert_close(got[..., :4], rotate(x[..., :4].contiguous(), cos, sin))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_centred_and_gated_norm(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, gate = (torch.randn(4, 16, generator=generator).to(torch.bfloat16) for _ in range(2))
+    weight = torch.linspace(-0.5, 1, 16).to(torch.bfloat16)
+    wide, z = x.double(), gate.double()
+    unit = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    centred = rms_norm_centred(x.to(device), weight.to(device), 1e-6).cpu()
+    torch.testing.assert_close(centred, (unit * (1 + weight.double())).to(torch.bfloat16), atol=0, rtol=0.01)
+    gated = rms_norm_gated(x.to(device), gate.to(device), weight.to(device), 1e-6).cpu()
+    expected = unit * weight.double() * z * z.sigmoid()
+    torch.testing.assert_close(gated, expected.to(torch.bfloat16), atol=1e-6, rtol=0.01)

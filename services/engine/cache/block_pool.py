@@ -15,6 +15,9 @@ class Block(NamedTuple):
     """Name of the block before it; empty for a chain's first block."""
     depth: int
     """Index in its chain: it holds positions [64 * depth, 64 * depth + 64)."""
+    tail: bool = False
+    """A checkpoint's own copy of the partial block behind its last full one, by the checkpoint's key: found by those
+    who know the checkpoint, and told to nobody else."""
 
 
 class BlockPool:
@@ -115,6 +118,8 @@ class BlockPool:
         self._cached -= 1
         self.evictions += 1
         self._free.append(page)
+        if block.tail:
+            return
         if block.name in self._stored:
             del self._stored[block.name]
         else:
@@ -135,15 +140,28 @@ class BlockPool:
             return False
         self._blocks[page] = block
         self._page_of[block.name] = page
+        if block.tail:
+            return True
         if block.name in self._removed:
             del self._removed[block.name]
         else:
             self._stored[block.name] = None
         return True
 
+    def forget_tail(self, name: BlockHash) -> None:
+        """The checkpoint is gone, so nobody will ask for this tail again. Unknown names are ignored."""
+        page = self._page_of.pop(name, None)
+        if page is None:
+            return
+        self._blocks[page] = None
+        if self._references[page] == 0:
+            self._cached -= 1
+            self._free.append(page)
+
     def blocks(self) -> list[Block]:
-        """All named blocks, parents before their children."""
-        return sorted((block for block in self._blocks if block is not None), key=lambda block: block.depth)
+        """All named full blocks, parents before their children."""
+        named = (block for block in self._blocks if block is not None and not block.tail)
+        return sorted(named, key=lambda block: block.depth)
 
     def take_changes(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
         """Names that (appeared, went) since the last call; one that did both is in neither."""

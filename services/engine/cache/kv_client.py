@@ -8,8 +8,8 @@ from services.protocol.kv import Entry, Key
 
 
 class KvClient(Protocol):
-    """No call blocks. Each `lease` and `reserve` is answered by exactly one KvLeased or KvReserved of the same tag in
-    the core's inbox, an empty one where the store is away or dies.
+    """No call blocks. Each `lease`, `lookup` and `reserve` is answered by exactly one KvLeased, KvStates or KvReserved
+    of the same tag in the core's inbox, an empty one where the store is away or dies.
 
     What an arena's connection gave is void once `arena` is another: no copy from or to it may begin, bytes that were
     read from it may be another object's, and its reservations may be neither committed nor dropped.
@@ -21,6 +21,8 @@ class KvClient(Protocol):
         ...
 
     def lease(self, tag: int, keys: Sequence[Key], trace: str = "") -> None: ...
+
+    def lookup(self, tag: int, keys: Sequence[Key]) -> None: ...
 
     def reserve(self, tag: int, entries: Sequence[Entry], trace: str = "") -> None: ...
 
@@ -38,6 +40,9 @@ class NoKvStore:
 
     def lease(self, tag: int, keys: Sequence[Key], trace: str = "") -> None:
         raise RuntimeError("there is no kvstore to lease from")
+
+    def lookup(self, tag: int, keys: Sequence[Key]) -> None:
+        raise RuntimeError("there is no kvstore to look into")
 
     def reserve(self, tag: int, entries: Sequence[Entry], trace: str = "") -> None:
         raise RuntimeError("there is no kvstore to write to")

@@ -13,7 +13,7 @@ from itertools import count
 
 from services.engine.cache.arena import Arena
 from services.engine.cache.kvstore_link import KvLink, LinkError
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved
+from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved, KvStates
 from services.protocol import kv
 from services.protocol.frames import FrameError
 
@@ -27,14 +27,18 @@ STALL = 5.0
 
 log = logging.getLogger(__name__)
 
-Answer = KvLeased | KvReserved | KvConnected
-
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
     tag: int
     keys: tuple[kv.Key, ...]
     trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    tag: int
+    keys: tuple[kv.Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class _Release:
     lease: int
 
 
-_Call = _Lease | _Reserve | _Commit | _Drop | _Release
+_Call = _Lease | _Lookup | _Reserve | _Commit | _Drop | _Release
 
 
 @dataclass(slots=True)
@@ -80,8 +84,9 @@ class _Session:
 class KvClient:
     """A connection to the kvstore that is made again whenever it is lost, by one thread.
 
-    `lease` and `reserve` are answered exactly once each by `deliver`, in whatever state the store is: by an empty
-    answer when it is away, dies or stalls. Nothing here raises or waits; every method may be called from any thread.
+    `lease`, `lookup` and `reserve` are answered exactly once each by `deliver`, in whatever state the store is: by an
+    empty answer when it is away, dies or stalls. Nothing here raises or waits; every method may be called from any
+    thread.
 
     What an earlier connection gave is void. Its leases may be released (a no-op). Its reservations must not be
     committed or dropped: the same keys may be reserved anew, and not yet written. And bytes read under its leases may
@@ -94,7 +99,7 @@ class KvClient:
         socket_path: str,
         client: str,
         fingerprint: str,
-        deliver: Callable[[Answer], None],
+        deliver: Callable[[KvAnswer], None],
         *,
         stall: float = STALL,
     ) -> None:
@@ -150,6 +155,10 @@ class KvClient:
         """Pin the longest prefix of `keys` that the store has. Answered by KvLeased; its `lease`, if not 0, is to be
         released."""
         self._submit(_Lease(tag, tuple(keys), trace))
+
+    def lookup(self, tag: int, keys: Sequence[kv.Key]) -> None:
+        """Ask which of `keys` the store has. Answered by KvStates; nothing is pinned."""
+        self._submit(_Lookup(tag, tuple(keys)))
 
     def reserve(self, tag: int, entries: Sequence[kv.Entry], trace: str = "") -> None:
         """Ask for room for `entries`. Answered by KvReserved; what it gives room for is to be committed or dropped."""
@@ -247,6 +256,8 @@ class KvClient:
         match call:
             case _Lease(_, keys, trace):
                 message: kv.Call = kv.Lease(call=number, keys=keys, trace=trace)
+            case _Lookup(_, keys):
+                message = kv.Lookup(call=number, keys=keys)
             case _Reserve(_, entries, trace):
                 message = kv.Reserve(call=number, entries=entries, trace=trace)
             case _Commit(keys):
@@ -284,6 +295,8 @@ class KvClient:
                     lease = next(self._handles)
                     session.leases[lease] = reply.lease
                 self._deliver(KvLeased(call.tag, session.arena, lease, reply.extents))
+            case _Lookup(), kv.States() if len(reply.states) == len(call.keys):
+                self._deliver(KvStates(call.tag, reply.states))
             case _Reserve(), kv.Reserved() if len(reply.extents) == len(call.entries):
                 self._deliver(KvReserved(call.tag, session.arena, reply.extents))
             case ((_Commit() | _Drop() | _Release()), kv.Done()):
@@ -328,6 +341,8 @@ class KvClient:
         match call:
             case _Lease(tag):
                 self._deliver(KvLeased(tag, None, 0, ()))
+            case _Lookup(tag, keys):
+                self._deliver(KvStates(tag, ("miss",) * len(keys)))
             case _Reserve(tag, entries):
                 self._deliver(KvReserved(tag, None, (None,) * len(entries)))
 

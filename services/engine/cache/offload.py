@@ -1,30 +1,50 @@
 """The scheduler's side of the kvstore: one door to restores and write-through."""
 
+from collections.abc import Sequence
 from itertools import count
 
 from services.engine.batch import ModelOutput, Transfer
 from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
 from services.engine.cache.kv_client import KvClient
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
 from services.engine.cache.recompute_cost import RecomputeCost
 from services.engine.cache.restore import Restored, Restores
 from services.engine.cache.write_through import WriteThrough
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved
+from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved, KvStates
 
 COPIES_UNDER_WAY = 256
 """Each way. More than about 1,000 queued copies make cudaMemcpyAsync block the host (vllm#29013)."""
 
 
-class Offload:
-    """Decides which blocks move; the runner moves them. Never waits: what it needs comes as messages and outputs."""
+STATE_COPIES_UNDER_WAY = 8
+"""States written through at once at most: a state is as large as many blocks, and its slot is kept meanwhile."""
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, kv: KvClient, cost: RecomputeCost, page_bytes: int) -> None:
+
+class Offload:
+    """Decides which blocks and checkpoints move; the runner moves them. Never waits: what it needs comes as messages
+    and outputs."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        cache: PrefixCache,
+        checkpoints: Checkpoints,
+        kv: KvClient,
+        cost: RecomputeCost,
+        page_bytes: int,
+        state_bytes: int,
+    ) -> None:
         self._kv = kv
+        self._checkpoints = checkpoints
         tags, transfer_ids = count(1), count(1)
-        self._restores = Restores(pool, cache, kv, tags, transfer_ids, COPIES_UNDER_WAY)
-        # Stores hold pages, so in a small pool they must leave some to those that run.
-        stores = max(1, min(COPIES_UNDER_WAY, pool.size // 2))
-        self._stores = WriteThrough(pool, kv, cost, tags, transfer_ids, page_bytes, stores)
+        self._restores = Restores(pool, cache, checkpoints, kv, tags, transfer_ids, COPIES_UNDER_WAY)
+        # Stores hold pages and slots, so of few they must leave some to those that run.
+        blocks = max(1, min(COPIES_UNDER_WAY, pool.size // 2))
+        states = max(1, min(STATE_COPIES_UNDER_WAY, checkpoints.size // 4))
+        self._stores = WriteThrough(
+            pool, checkpoints, kv, cost, tags, transfer_ids, page_bytes, state_bytes, blocks, states
+        )
 
     @property
     def under_way(self) -> int:
@@ -56,10 +76,12 @@ class Offload:
         """Pages that a request's restore holds."""
         return self._restores.held(request_id)
 
-    def restore(self, request_id: str, chain: BlockChain, pages: list[int], trace: str) -> None:
-        """Look for the chain's full blocks behind `pages` (of which there is at least one); the hold of `pages` passes
-        over until `take_restored` gives it back."""
-        self._restores.ask(request_id, chain, pages, trace)
+    def restore(
+        self, request_id: str, chain: BlockChain, pages: list[int], trace: str, marks: Sequence[Mark] = ()
+    ) -> None:
+        """Look for the chain's full blocks behind `pages` (of which there is at least one); with `marks` for a
+        checkpoint at one of these. The hold of `pages` passes over until `take_restored` gives it back."""
+        self._restores.ask(request_id, chain, pages, trace, marks)
 
     def abandon(self, request_id: str) -> None:
         """A request that is being restored is gone."""
@@ -68,17 +90,20 @@ class Offload:
     def take_restored(self) -> list[Restored]:
         return self._restores.take_restored()
 
-    def offer(self, block: Block) -> None:
-        """A block's bytes are complete on the device: keep a copy."""
-        self._stores.offer(block)
+    def offer(self, what: Block | Checkpoint) -> None:
+        """The bytes of a block or a checkpoint are complete on the device: keep a copy."""
+        self._stores.offer(what)
 
-    def receive(self, message: KvLeased | KvReserved | KvConnected) -> None:
+    def receive(self, message: KvAnswer) -> None:
         match message:
+            case KvStates():
+                self._restores.looked_up(message)
             case KvLeased():
                 self._restores.leased(message)
             case KvReserved():
                 self._stores.reserved(message)
             case KvConnected():
+                self._checkpoints.forget_store()
                 self._stores.connected()
 
     def transfers(self) -> tuple[Transfer, ...]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.engine.config import EngineConfig
 from services.engine.model.config import ModelConfig
+from services.engine.model.hybrid_config import HybridConfig
 from services.protocol.hashing import BLOCK_TOKENS
 from services.settings import SettingsError, variable
 
@@ -32,8 +33,9 @@ class KvLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, config: ModelConfig, dtype: torch.dtype) -> "KvLayout":
-        return cls(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype)
+    def of(cls, config: ModelConfig | HybridConfig, dtype: torch.dtype) -> "KvLayout":
+        """`layers` are those that have K and V."""
+        return cls(layers=config.attention_layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype)
 
     @property
     def page_shape(self) -> tuple[int, int, int, int, int]:

@@ -31,6 +31,16 @@ class BlockChain:
             names.append(extend(names[-1] if names else self._root, ids))
         return Block(names[depth], names[depth - 1] if depth else b"", depth)
 
+    def end(self, blocks: int) -> BlockHash:
+        """The name of the last of the first `blocks` blocks, all of them full; the chain's root where there is none."""
+        if blocks > len(self._names):
+            self.block(blocks - 1)
+        return self._names[blocks - 1] if blocks else self._root
+
+    def ids(self, start: int, end: int) -> tuple[int, ...]:
+        """The tokens at [start, end), as far as there are any."""
+        return tuple(self._tokens[start:end])
+
 
 class PrefixCache:
     """The device's blocks by content. Holds no state of its own besides the pool's."""

@@ -27,4 +27,8 @@ class RecomputeCost:
 
     def of(self, depth: int) -> float:
         """Seconds for the block at `depth` of its chain."""
-        return BLOCK_TOKENS * self._rate * (1 + (depth + 0.5) * BLOCK_TOKENS / ATTENTION_DEPTH)
+        return self.between(depth * BLOCK_TOKENS, (depth + 1) * BLOCK_TOKENS)
+
+    def between(self, start: int, end: int) -> float:
+        """Seconds for the tokens at [start, end)."""
+        return (end - start) * self._rate * (1 + (start + end) / 2 / ATTENTION_DEPTH)

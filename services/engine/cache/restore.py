@@ -1,29 +1,33 @@
-"""Brings blocks that the kvstore has back to the device before their request runs."""
+"""Brings blocks and checkpoints that the kvstore has back to the device before their request runs."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.engine.batch import Transfer
 from services.engine.cache.arena import Arena
 from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
 from services.engine.cache.kv_client import KvClient
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
-from services.engine.mailbox import KvLeased
-from services.protocol.kv import Extent
+from services.engine.mailbox import KvLeased, KvStates
+from services.protocol.kv import Extent, Key
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The end of a restore: the caller takes over the hold of `pages`."""
+    """The end of a restore: the caller takes over the hold of `pages`, and one pin of `checkpoint`."""
 
     request_id: str
     pages: list[int]
     """A prefix of the request's blocks, all of them named."""
     host: int
     """How many of `pages`, at their end, came from the kvstore."""
-    no_room: bool = False
-    """The store has blocks, but the pool has no pages for them just now; nothing was loaded."""
+    checkpoint: Checkpoint | None = None
+    """Came from the kvstore too; its blocks are all in `pages`."""
+    again: bool = False
+    """The store has something, but there was no room for it just now, or the request that loads it gave up; nothing
+    was loaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,18 +37,34 @@ class _Restore:
     pages: list[int]
     """Held: first the blocks that the device had, then those that are loaded."""
     on_device: int
-    asked: Block
+    trace: str
+    asked: bytes
+    """Name of the first block that the device has not; empty where it has all."""
+    marks: tuple[Mark, ...]
+    """Positions at which a checkpoint is sought, the deepest first; none with a model without recurrent state."""
+    mark: Mark | None = None
+    """The one to load."""
+    keys: int = 0
+    """Objects asked for in the lease."""
+    slot: int = -1
+    """Held, for the state."""
+    tail: int = -1
+    """Held, for the checkpoint's partial page."""
     lease: int = 0
     under_way: int = 0
     missing: set[int] = field(default_factory=set)
-    """Indices into `pages` that could not be loaded."""
+    """Indices into `pages` that could not be loaded; STATE for the checkpoint."""
     abandoned: bool = False
+
+
+_STATE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
     restore: _Restore
     index: int
+    """Into the restore's pages, or _STATE."""
     arena: Arena
     extents: tuple[Extent, ...]
 
@@ -52,14 +72,19 @@ class _Load:
 class Restores:
     """asked -> leased -> loading -> restored. Every restore ends in one Restored, unless it is abandoned.
 
-    A page that is being loaded stays held, and the lease kept, until the last transfer has come back, also where the
-    request is gone by then: a copy that is under way cannot be called off.
+    With a recurrent model: looked up -> asked -> ... Blocks without a checkpoint behind them save nothing, so the store
+    is first asked what it has; then the deepest checkpoint is loaded whose blocks are all here or there, with just
+    these blocks. Of those that want one checkpoint at once, one loads it and the others wait for that one's end.
+
+    What is being loaded stays held, and the lease kept, until the last transfer has come back, also where the request
+    is gone by then: a copy that is under way cannot be called off.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         cache: PrefixCache,
+        checkpoints: Checkpoints,
         kv: KvClient,
         tags: Iterator[int],
         transfer_ids: Iterator[int],
@@ -68,6 +93,7 @@ class Restores:
         """`limit`: loads under way at most."""
         self._pool = pool
         self._cache = cache
+        self._checkpoints = checkpoints
         self._kv = kv
         self._tags = tags
         self._transfer_ids = transfer_ids
@@ -75,6 +101,8 @@ class Restores:
         self._asked: dict[int, _Restore] = {}
         self._of: dict[str, _Restore] = {}
         self._first_names: set[bytes] = set()
+        self._followers: dict[Key, list[_Restore]] = {}
+        """Who waits for a checkpoint that another restore loads; an entry for each one that is being loaded."""
         self._ready: deque[_Load] = deque()
         self._loading: dict[int, _Load] = {}
         self._ended: list[Restored] = []
@@ -88,8 +116,8 @@ class Restores:
 
     @property
     def idle(self) -> bool:
-        """No page and no lease is held."""
-        return not (self._asked or self._of or self._ready or self._loading or self._ended)
+        """No page, no slot and no lease is held."""
+        return not (self._asked or self._of or self._followers or self._ready or self._loading or self._ended)
 
     def under_way(self, block: Block) -> bool:
         """Whether another request's restore begins with this block: better wait for it than load it twice."""
@@ -99,41 +127,87 @@ class Restores:
         """Pages that a request's restore holds."""
         return len(self._of[request_id].pages)
 
-    def ask(self, request_id: str, chain: BlockChain, pages: list[int], trace: str) -> None:
-        """Look for the chain's blocks behind `pages`, whose hold passes to the restore."""
+    def ask(self, request_id: str, chain: BlockChain, pages: list[int], trace: str, marks: Sequence[Mark] = ()) -> None:
+        """Look for the chain's blocks behind `pages`, whose hold passes to the restore; with `marks` (the deepest
+        first) for a checkpoint at one of these and the blocks up to it."""
         tag = next(self._tags)
-        blocks = [chain.block(depth) for depth in range(len(pages), chain.full)]
-        restore = _Restore(request_id, chain, pages, len(pages), blocks[0])
+        names = [chain.block(depth).name for depth in range(len(pages), chain.full)]
+        asked = names[0] if names else b""
+        restore = _Restore(request_id, chain, pages, len(pages), trace, asked, tuple(marks))
         self._asked[tag] = restore
         self._of[request_id] = restore
-        self._first_names.add(restore.asked.name)
-        self._kv.lease(tag, tuple(block.name for block in blocks), trace)
+        if asked:
+            self._first_names.add(asked)
+        if not marks:
+            restore.keys = len(names)
+            self._kv.lease(tag, names, trace)
+        else:
+            self._kv.lookup(tag, [*names, *(mark.key for mark in marks)])
 
-    def leased(self, message: KvLeased) -> None:
-        restore = self._asked.pop(message.tag, None)
-        if restore is None:
-            raise ValueError(f"a reply to lease {message.tag}, which was not asked or is answered already")
-        restore.lease = message.lease
-        extents = message.extents
-        if restore.abandoned or message.arena is None or not extents:
+    def looked_up(self, message: KvStates) -> None:
+        restore = self._answered(message.tag)
+        blocks = len(message.states) - len(restore.marks)
+        hits = next((index for index in range(blocks) if message.states[index] != "hit"), blocks)
+        reach = restore.on_device + hits
+        states = zip(restore.marks, message.states[blocks:], strict=True)
+        mark = next((mark for mark, state in states if state == "hit" and mark.full <= reach), None)
+        if restore.abandoned or mark is None or self._kv.arena is None:
             self._end(restore)
             return
+        if mark.key in self._followers:
+            self._followers[mark.key].append(restore)
+            return
+        restore.mark = mark
+        self._followers[mark.key] = []
+        names = [restore.chain.block(depth).name for depth in range(restore.on_device, mark.full)]
+        restore.keys = len(names) + 1
+        tag = next(self._tags)
+        self._asked[tag] = restore
+        self._kv.lease(tag, [*names, mark.key], restore.trace)
+
+    def leased(self, message: KvLeased) -> None:
+        restore = self._answered(message.tag)
+        restore.lease = message.lease
+        extents = message.extents
+        useless = not extents or (restore.mark is not None and len(extents) < restore.keys)
+        if restore.abandoned or message.arena is None or useless:
+            self._end(restore)
+            return
+        blocks = len(extents) - (restore.mark is not None)
         # Others may have computed or restored some of these blocks meanwhile.
-        found = self._cache.match(restore.chain, restore.on_device)[: len(extents)]
+        found = self._cache.match(restore.chain, restore.on_device)[:blocks]
         self._pool.acquire(found)
         restore.pages += found
         restore.on_device += len(found)
-        wanted = extents[len(found) :]
-        if len(wanted) > self._pool.available:
-            self._end(restore, no_room=True)
+        wanted = extents[len(found) : blocks]
+        tails = int(restore.mark is not None and bool(restore.mark.tail))
+        if len(wanted) + tails > self._pool.available or not self._take_slot(restore):
+            self._end(restore, again=True)
             return
         first = len(restore.pages)
         restore.pages += self._pool.allocate(len(wanted))
-        restore.under_way = len(wanted)
-        for index, where in enumerate(wanted, first):
-            self._ready.append(_Load(restore, index, message.arena, where))
-        if not wanted:
+        loads = [_Load(restore, index, message.arena, where) for index, where in enumerate(wanted, first)]
+        if restore.mark is not None:
+            restore.tail = self._pool.allocate(1)[0] if tails else -1
+            loads.append(_Load(restore, _STATE, message.arena, extents[-1]))
+        restore.under_way = len(loads)
+        self._ready += loads
+        if not loads:
             self._end(restore)
+
+    def _answered(self, tag: int) -> _Restore:
+        restore = self._asked.pop(tag, None)
+        if restore is None:
+            raise ValueError(f"a reply to lookup or lease {tag}, which was not asked or is answered already")
+        return restore
+
+    def _take_slot(self, restore: _Restore) -> bool:
+        """Get what a checkpoint is loaded to. True too where none is to be loaded."""
+        if restore.mark is None:
+            return True
+        slot = self._checkpoints.take()
+        restore.slot = -1 if slot is None else slot
+        return slot is not None
 
     def abandon(self, request_id: str) -> None:
         """The request is gone. Loads that were not started are not started any more."""
@@ -143,8 +217,10 @@ class Restores:
             if restored.request_id == request_id:
                 self._ended.remove(restored)
                 self._pool.release(restored.pages)
+                if restored.checkpoint is not None:
+                    self._checkpoints.unpin(restored.checkpoint, used=False)
                 return
-        if restore.under_way == 0:  # not answered yet
+        if restore.under_way == 0:  # not answered yet, or waiting for another one's end
             self._pool.release(restore.pages)
             restore.pages, restore.on_device = [], 0
             return
@@ -162,7 +238,9 @@ class Restores:
                 continue
             transfer_id = next(self._transfer_ids)
             self._loading[transfer_id] = load
-            return Transfer(transfer_id, "load", load.restore.pages[load.index], load.arena, load.extents)
+            restore = load.restore
+            page, state = (restore.tail, restore.slot) if load.index == _STATE else (restore.pages[load.index], -1)
+            return Transfer(transfer_id, "load", page, load.arena, load.extents, state)
         return None
 
     def complete(self, done: set[int], failed: set[int]) -> None:
@@ -172,7 +250,7 @@ class Restores:
             if load is None:
                 continue
             if transfer_id in done and load.arena is self._kv.arena:  # else the lease may have ended before the copy
-                self.loaded += 1
+                self.loaded += load.index != _STATE
                 self._ended_load(load.restore)
             else:
                 self._fail(load)
@@ -193,16 +271,40 @@ class Restores:
         if restore.under_way == 0:
             self._end(restore)
 
-    def _end(self, restore: _Restore, no_room: bool = False) -> None:
+    def _end(self, restore: _Restore, again: bool = False) -> None:
         if restore.lease:
             self._kv.release(restore.lease)
-        self._first_names.discard(restore.asked.name)
-        whole = min(restore.missing, default=len(restore.pages))
+        self._first_names.discard(restore.asked)
+        lost = [index for index in restore.missing if index != _STATE]
+        whole = min(lost, default=len(restore.pages))
         for index in range(restore.on_device, whole):
             restore.pages[index], _ = self._cache.insert(restore.chain.block(index), restore.pages[index])
         self._pool.release(restore.pages[whole:], used=False)
         pages = restore.pages[:whole]
+        checkpoint = self._publish(restore)
         if restore.abandoned:
             self._pool.release(pages)
         else:
-            self._ended.append(Restored(restore.request_id, pages, whole - restore.on_device, no_room))
+            if checkpoint is not None:
+                self._checkpoints.pin(checkpoint)
+            self._ended.append(Restored(restore.request_id, pages, whole - restore.on_device, checkpoint, again))
+        if restore.mark is not None:
+            for follower in self._followers.pop(restore.mark.key):
+                self._end(follower, again=checkpoint is None)
+
+    def _publish(self, restore: _Restore) -> Checkpoint | None:
+        """Make a checkpoint of what was loaded, if all of it was."""
+        if restore.slot < 0 or restore.mark is None:
+            return None
+        checkpoint = None
+        if restore.missing:
+            self._checkpoints.give_back(restore.slot)
+        else:
+            self._checkpoints.publish(restore.mark, restore.slot, restore.tail)
+            checkpoint = self._checkpoints.named(restore.mark.key)
+            assert checkpoint is not None  # ours, or one that came from elsewhere meanwhile
+            checkpoint.stored = True
+        if restore.tail >= 0:
+            self._pool.release((restore.tail,), used=False)
+        restore.slot = restore.tail = -1
+        return checkpoint

@@ -1,9 +1,9 @@
-"""The worker half of offload: moves pages between the device and the kvstore's arena."""
+"""The worker half of offload: moves pages and states between the device and the kvstore's arena."""
 
 import logging
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from services.engine.batch import Transfer
 from services.engine.cache.arena import Arena
 from services.engine.cache.pages import KvPages
+from services.engine.cache.states import StatePool
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,12 @@ class Progress:
 
     done: tuple[int, ...]
     failed: tuple[int, ...]
-    """Nothing of them is under way any more: their page and their extents may be given to others."""
+    """Nothing of them is under way any more: their page, slot and extents may be given to others."""
     pending: int
 
 
 class PageTransfers(Protocol):
-    """Copies whole pages, byte for byte. All calls come from the runner's thread."""
+    """Copies whole pages and state slots, byte for byte. All calls come from the runner's thread."""
 
     def start(self, transfers: Iterable[Transfer]) -> None:
         """Begin copies; to be called before the step's compute is launched. One that cannot be done comes out of
@@ -47,9 +48,10 @@ class PageTransfers(Protocol):
         ...
 
 
-def page_transfers(pages: KvPages) -> PageTransfers:
-    """The transfers for the device that `pages` lie on."""
-    return CudaTransfers(pages) if pages.tensor.device.type == "cuda" else CpuTransfers(pages)
+def page_transfers(pages: KvPages, states: StatePool | None = None) -> PageTransfers:
+    """The transfers for the device that `pages`, and `states` where the model has some, lie on."""
+    kind = CudaTransfers if pages.tensor.device.type == "cuda" else CpuTransfers
+    return kind(pages, states)
 
 
 def _cuda() -> Any:
@@ -103,24 +105,29 @@ class _Arenas:
         self._register = register
         self._memories: weakref.WeakKeyDictionary[Arena, _HostMemory] = weakref.WeakKeyDictionary()
 
-    def pairs(self, pages: KvPages, transfer: Transfer) -> Iterator[tuple[Tensor, Tensor]]:
-        """(piece of the page, its place in the arena), uint8 of equal length, covering the page.
+    def pairs(self, parts: Sequence[Tensor], transfer: Transfer) -> Iterator[tuple[Tensor, Tensor]]:
+        """(piece of a part, its place in the arena), uint8 of equal length. The parts, uint8 [bytes] each, follow each
+        other in the transfer's extents.
 
-        Raises ValueError or IndexError, before the first pair, when page and extents do not describe one page each.
+        Raises ValueError, before the first pair, when parts and extents are not of the same size.
         """
-        length = sum(extent.length for extent in transfer.extents)
-        if length != pages.page_bytes:
-            raise ValueError(f"the extents hold {length} bytes, a page {pages.page_bytes}")
+        length, needed = sum(extent.length for extent in transfer.extents), sum(map(len, parts))
+        if length != needed:
+            raise ValueError(f"the extents hold {length} bytes, what they are for {needed}")
         for extent in transfer.extents:
             if extent.offset < 0 or extent.length <= 0 or extent.offset + extent.length > transfer.arena.size:
                 raise ValueError(f"{extent} is not inside the arena of {transfer.arena.size} bytes")
-        page = pages.page(transfer.page)
         memory = self._memory(transfer.arena)
-        position = 0
+        waiting = iter(parts)
+        part = next(waiting)
         for extent in transfer.extents:
             for host in memory.slices(extent.offset, extent.length):
-                yield page[position : position + len(host)], host
-                position += len(host)
+                while len(host):
+                    if not len(part):
+                        part = next(waiting)
+                    size = min(len(part), len(host))
+                    yield part[:size], host[:size]
+                    part, host = part[size:], host[size:]
 
     def _memory(self, arena: Arena) -> _HostMemory:
         memory = self._memories.get(arena)
@@ -136,11 +143,25 @@ class _Arenas:
         self._memories.clear()
 
 
+def _parts(transfer: Transfer, pages: KvPages, states: StatePool | None) -> list[Tensor]:
+    """What a transfer moves on the device, each uint8 [bytes]: the state, then the page. Raises IndexError or
+    ValueError when there is no such thing."""
+    parts: list[Tensor] = []
+    if transfer.state >= 0:
+        if states is None:
+            raise ValueError(f"state {transfer.state} of a model without states")
+        parts.append(states.slot(transfer.state))
+    if transfer.page >= 0 or not parts:
+        parts.append(pages.page(transfer.page))
+    return parts
+
+
 class CpuTransfers:
     """Pages in host memory: each copy is over when `start` returns."""
 
-    def __init__(self, pages: KvPages) -> None:
+    def __init__(self, pages: KvPages, states: StatePool | None = None) -> None:
         self._pages = pages
+        self._states = states
         self._arenas = _Arenas(register=False)
         self._done: list[int] = []
         self._failed: list[int] = []
@@ -148,8 +169,8 @@ class CpuTransfers:
     def start(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:
             try:
-                for page, host in self._arenas.pairs(self._pages, transfer):
-                    _copy(transfer, page, host)
+                for part, host in self._arenas.pairs(_parts(transfer, self._pages, self._states), transfer):
+                    _copy(transfer, part, host)
                 self._done.append(transfer.id)
             except (ValueError, IndexError, RuntimeError) as error:
                 _warn(transfer, error)
@@ -181,8 +202,9 @@ class CudaTransfers:
     transfer came back, and it comes back only when its event has happened.
     """
 
-    def __init__(self, pages: KvPages) -> None:
+    def __init__(self, pages: KvPages, states: StatePool | None = None) -> None:
         self._pages = pages
+        self._states = states
         self._arenas = _Arenas(register=True)
         self._device = pages.tensor.device
         self._streams = {"load": torch.cuda.Stream(self._device), "store": torch.cuda.Stream(self._device)}
@@ -200,8 +222,8 @@ class CudaTransfers:
             stream = self._streams[transfer.kind]
             with torch.cuda.stream(stream):
                 try:
-                    for page, host in self._arenas.pairs(self._pages, transfer):
-                        _copy(transfer, page, host)
+                    for part, host in self._arenas.pairs(_parts(transfer, self._pages, self._states), transfer):
+                        _copy(transfer, part, host)
                 except (ValueError, IndexError, RuntimeError) as error:
                     _warn(transfer, error)
                     failed = True
@@ -226,12 +248,12 @@ class CudaTransfers:
         self._arenas.close()
 
 
-def _copy(transfer: Transfer, page: Tensor, host: Tensor) -> None:
+def _copy(transfer: Transfer, part: Tensor, host: Tensor) -> None:
     if transfer.kind == "load":
-        page.copy_(host, non_blocking=True)
+        part.copy_(host, non_blocking=True)
     else:
-        host.copy_(page, non_blocking=True)
+        host.copy_(part, non_blocking=True)
 
 
 def _warn(transfer: Transfer, error: Exception) -> None:
-    log.warning("%s of page %d failed: %s", transfer.kind, transfer.page, error)
+    log.warning("%s of page %d, state %d failed: %s", transfer.kind, transfer.page, transfer.state, error)

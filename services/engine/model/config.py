@@ -47,6 +47,11 @@ class ModelConfig:
     tied_head: bool = False
     """The output head is the embedding."""
 
+    @property
+    def attention_layers(self) -> int:
+        """Those with K and V: all."""
+        return self.layers
+
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise ModelError(f"architecture {self.architecture!r} is not supported; known: {', '.join(ARCHITECTURES)}")
@@ -65,21 +70,21 @@ class ModelConfig:
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """A `config.json` of `transformers` (4 or 5). Raises ModelError naming the key that we cannot honour."""
-    architecture = _required(raw, "model_type", str)
+    architecture = required(raw, "model_type", str)
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model_type {architecture!r} is not supported; known: {', '.join(ARCHITECTURES)}")
     _refuse_unsupported(raw)
-    heads = _required(raw, "num_attention_heads", int)
-    hidden = _required(raw, "hidden_size", int)
+    heads = required(raw, "num_attention_heads", int)
+    hidden = required(raw, "hidden_size", int)
     head_dim = raw.get("head_dim") or (128 if architecture == "qwen3" else hidden // heads)
-    context = _required(raw, "max_position_embeddings", int)
+    context = required(raw, "max_position_embeddings", int)
     bias = architecture == "qwen2" or bool(raw.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_required(raw, "vocab_size", int),
+        vocab_size=required(raw, "vocab_size", int),
         hidden_size=hidden,
-        intermediate_size=_required(raw, "intermediate_size", int),
-        layers=_required(raw, "num_hidden_layers", int),
+        intermediate_size=required(raw, "intermediate_size", int),
+        layers=required(raw, "num_hidden_layers", int),
         heads=heads,
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
@@ -93,7 +98,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _required(raw: Mapping[str, Any], key: str, kind: type) -> Any:
+def required(raw: Mapping[str, Any], key: str, kind: type) -> Any:
+    """Raises ModelError when the key is missing or of another type."""
     value = raw.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ModelError(f"{key} is {value!r}; expected {'text' if kind is str else 'a whole number'}")

@@ -1,4 +1,4 @@
-"""The parts of a dense decoder: plain tensors and the functions that use them."""
+"""The parts of a decoder: plain tensors and the functions that use them. Attention and Block are the dense one's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,27 @@ from torch.nn.functional import silu
 from kernels import kv_codec, norm_rope
 from kernels.attention import AttentionPlan, paged_attention
 from kernels.linear import linear
+from kernels.state_plan import StatePlan
 from services.engine.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentContext:
+    """What the layers with a state know of a step; the tensors are views of the state pool, written in place."""
+
+    plan: StatePlan
+    states: Tensor
+    """float32 [slots, delta net layers, value_heads, key_dim, value_dim]."""
+    columns: Tensor
+    """[slots, delta net layers, conv_width - 1, channels]: the convolution's last inputs, oldest first."""
+    hidden: Tensor
+    """[slots, hidden]: of the sequence's last token, behind the final norm."""
+    last: Tensor
+    """int64 [R]: the last token of each row that runs any,"""
+    slots: Tensor
+    """int64 [R]: and the slot of its sequence."""
+    sampled: Tensor
+    """int64 [S]: slots of the rows whose logits are wanted. They are taken from `hidden`, so a row needs no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +50,8 @@ class ForwardContext:
     """int64 [W]: and its place there."""
     outputs: Tensor
     """int64 [S]: the tokens whose logits are wanted."""
+    recurrent: RecurrentContext | None = None
+    """None for a model without states; with it `outputs` is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +61,8 @@ class Slot:
     name: str
     target: Tensor
     """A view of the model's memory, to be filled with exactly this shape."""
+    parts: tuple["Slot", ...] = ()
+    """The same memory under the names of a checkpoint that stores the tensor in pieces."""
 
 
 Empty = Callable[..., Tensor]
@@ -76,6 +100,23 @@ class RmsNorm:
         return [Slot(f"{name}.weight", self.weight)]
 
 
+def cached_attention(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, context: ForwardContext) -> Tensor:
+    """Writes this step's k and v [T, kv_heads, dim] to the pages as those of `layer` (counted among the layers that
+    have K and V), then attends: q [T, heads, dim] -> the same shape."""
+    keys, values = context.cache[:, layer, 0], context.cache[:, layer, 1]
+    if context.written is not None:
+        k, v = k[context.written], v[context.written]
+    kv_codec.write(keys, values, k, v, context.pages, context.offsets)
+    return paged_attention(q, keys, values, context.attention, scale)
+
+
+class CentredRmsNorm(RmsNorm):
+    """With the weight 1 + w."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return norm_rope.rms_norm_centred(x, self.weight, self._eps)
+
+
 class Attention:
     def __init__(self, config: ModelConfig, layer: int, empty: Empty) -> None:
         self._layer = layer
@@ -94,11 +135,7 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         q, k = norm_rope.rotate(q, cos, sin), norm_rope.rotate(k, cos, sin)
-        keys, values = context.cache[:, self._layer, 0], context.cache[:, self._layer, 1]
-        if context.written is not None:
-            k, v = k[context.written], v[context.written]
-        kv_codec.write(keys, values, k, v, context.pages, context.offsets)
-        out = paged_attention(q, keys, values, context.attention, self._scale)
+        out = cached_attention(q, k, v, self._layer, self._scale, context)
         return self._output(out.flatten(1))
 
     def slots(self, name: str) -> list[Slot]:
@@ -117,10 +154,10 @@ class Attention:
 class Mlp:
     """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, empty: Empty) -> None:
-        self._width = config.intermediate_size
-        self._gate_up = Linear(config.hidden_size, 2 * self._width, False, empty)
-        self._down = Linear(self._width, config.hidden_size, False, empty)
+    def __init__(self, hidden: int, width: int, empty: Empty) -> None:
+        self._width = width
+        self._gate_up = Linear(hidden, 2 * width, False, empty)
+        self._down = Linear(width, hidden, False, empty)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
@@ -142,7 +179,7 @@ class Block:
         self._attention_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, empty)
         self._attention = Attention(config, layer, empty)
         self._mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, empty)
-        self._mlp = Mlp(config, empty)
+        self._mlp = Mlp(config.hidden_size, config.intermediate_size, empty)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: ForwardContext) -> Tensor:
         x = x + self._attention(self._attention_norm(x), cos, sin, context)

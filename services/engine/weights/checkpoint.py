@@ -7,7 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.engine.model.config import ModelConfig, ModelError
+from services.engine.model.config import ModelError
+from services.engine.model.family import DecoderConfig
 from services.protocol.events import TokenizerBundle
 
 
@@ -27,7 +28,7 @@ class Checkpoint(Protocol):
     def path(self) -> Path: ...
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> DecoderConfig: ...
 
     def names(self) -> Set[str]:
         """All tensors that mean something to a decoder, by the names of `transformers` where they have one."""
@@ -55,7 +56,8 @@ class Checkpoint(Protocol):
 
 
 def fill(checkpoint: Checkpoint, name: str, target: Tensor) -> None:
-    """Read tensor `name` into `target`. Raises ModelError when it is missing or has another shape."""
+    """Read tensor `name` into `target`. Raises ModelError when it is missing, has another shape, or holds a NaN or an
+    infinity."""
     if name not in checkpoint.names():
         raise ModelError(
             f"{checkpoint.path}: {checkpoint.place(name)} is missing; expected with shape {list(target.shape)}"
@@ -66,3 +68,9 @@ def fill(checkpoint: Checkpoint, name: str, target: Tensor) -> None:
             f"{checkpoint.path}: {checkpoint.place(name)} has the shape {list(shape)}; expected {list(target.shape)}"
         )
     checkpoint.read(name, target)
+    low, high = target.aminmax()  # NaN comes out as both
+    if not (low.isfinite() and high.isfinite()):
+        raise ModelError(
+            f"{checkpoint.path}: {checkpoint.place(name)} holds values that are not finite in {target.dtype}; expected "
+            "numbers"
+        )

@@ -1,10 +1,11 @@
 """Names a model for the cache: engines with equal fingerprints share KV blocks.
 
 Covered: the weights, all that the decoder reads from the model's config, the dtype that it runs in, and the layout of
-a page. Of weight files up to 1 GiB in all, every byte counts; of larger ones all headers (names, shapes, types) and
-three samples of 64 KiB of each tensor, which any training step or other quantization changes. Not covered: names and
-places of files, the device (CPU and CUDA agree up to rounding), and the tokenizer of a safetensors folder, since KV
-depends on token ids alone. The same weights in other files (GGUF or safetensors, other shards) count as another model.
+a page and of a recurrent state. Of weight files up to 1 GiB in all, every byte counts; of larger ones all headers
+(names, shapes, types) and three samples of 64 KiB of each tensor, which any training step or other quantization
+changes. Not covered: names and places of files, the device (CPU and CUDA agree up to rounding), and the tokenizer of a
+safetensors folder, since KV depends on token ids alone. The same weights in other files (GGUF or safetensors, other
+shards) count as another model.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from services.engine.cache.pages import KvLayout
+from services.engine.cache.states import StateLayout
+from services.engine.model.hybrid_config import HybridConfig
 from services.engine.weights.checkpoint import Checkpoint, WeightFile
 
 _WHOLE_UP_TO = 2**30
@@ -23,7 +26,10 @@ def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype, whole_up_to: int = _
     """32 hex digits, the same on every machine."""
     digest = hashlib.blake2b(digest_size=16, person=b"samovar-model")
     layout = KvLayout.of(checkpoint.config, dtype)
-    for part in (repr(checkpoint.config), layout.describe()):
+    parts = [repr(checkpoint.config), layout.describe()]
+    if isinstance(checkpoint.config, HybridConfig):
+        parts.append(StateLayout.of(checkpoint.config, dtype).describe())
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part.encode())
     for data in _content(checkpoint.files(), whole_up_to):
         digest.update(data)

@@ -1,6 +1,7 @@
-"""A dense decoder in a folder of `transformers`: config.json and one or more safetensors files."""
+"""A decoder in a folder of `transformers`: config.json and one or more safetensors files."""
 
 import json
+import logging
 import mmap
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -8,15 +9,27 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.engine.model.config import ModelConfig, ModelError, parse_config
+from services.engine.model.config import ModelError
+from services.engine.model.family import DecoderConfig, parse_model_config
+from services.engine.model.hybrid_config import HybridConfig
 from services.engine.weights.checkpoint import WeightFile
 from services.engine.weights.tokenizer import read_bundle, read_json
 from services.protocol.events import TokenizerBundle
+
+log = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
 _WITHOUT_USE = ".rotary_emb.inv_freq"
 """Old checkpoints hold these; they follow from the config."""
+_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.": "",
+    "model.mtp.": "mtp.",
+}
+"""Of the Qwen3.5 family: how multimodal files and some exports begin the names that text-only files have."""
+_VISION = ("model.visual.", "visual.")
 
 
 class SafetensorsCheckpoint:
@@ -26,47 +39,68 @@ class SafetensorsCheckpoint:
         self._folder = folder
         self._raw = read_json(folder / "config.json")
         try:
-            self._config = parse_config(self._raw)
+            self._config = parse_model_config(self._raw)
         except ModelError as error:
             raise ModelError(f"{folder / 'config.json'}: {error}") from None
         self._paths = _weight_files(folder)
         self._opened = {path: _open(path) for path in self._paths}
         self._home = {
-            name: path
+            self._canonical(name): (path, name)
             for path, opened in self._opened.items()
             for name in opened.keys()  # noqa: SIM118 (no mapping)
             if not name.endswith(_WITHOUT_USE)
         }
+        if isinstance(self._config, HybridConfig):
+            self._skip_vision()
 
     @property
     def path(self) -> Path:
         return self._folder
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> DecoderConfig:
         return self._config
 
     def names(self) -> Set[str]:
         return self._home.keys()
 
     def place(self, name: str) -> str:
-        return f"tensor {name} of {self._home[name].name}" if name in self._home else f"tensor {name}"
+        if name not in self._home:
+            return f"tensor {name}"
+        path, stored = self._home[name]
+        return f"tensor {stored} of {path.name}"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._opened[self._home[name]].get_slice(name).get_shape())
+        path, stored = self._home[name]
+        return tuple(self._opened[path].get_slice(stored).get_shape())
 
     def read(self, name: str, target: Tensor) -> None:
-        path = self._home[name]
-        kind = self._opened[path].get_slice(name).get_dtype()
+        path, stored = self._home[name]
+        kind = self._opened[path].get_slice(stored).get_dtype()
         if kind not in _DTYPES:
-            raise ModelError(f"{path}: tensor {name} has the type {kind}; supported: {', '.join(_DTYPES)}")
-        target.copy_(self._opened[path].get_tensor(name))
+            raise ModelError(f"{path}: tensor {stored} has the type {kind}; supported: {', '.join(_DTYPES)}")
+        target.copy_(self._opened[path].get_tensor(stored))
 
     def files(self) -> Sequence[WeightFile]:
         return [_weight_file(path) for path in self._paths]
 
     def bundle(self) -> TokenizerBundle:
         return read_bundle(self._folder, self._raw)
+
+    def _canonical(self, stored: str) -> str:
+        """The name of a tensor in a text-only file."""
+        if isinstance(self._config, HybridConfig):
+            for prefix, short in _PREFIXES.items():
+                if stored.startswith(prefix):
+                    return short + stored.removeprefix(prefix)
+        return stored
+
+    def _skip_vision(self) -> None:
+        vision = [name for name in self._home if name.startswith(_VISION)]
+        for name in vision:
+            del self._home[name]
+        if vision:
+            log.info("%s: %d tensors of the vision part are not loaded", self._folder, len(vision))
 
 
 def _weight_files(folder: Path) -> list[Path]:

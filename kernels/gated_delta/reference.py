@@ -1,0 +1,102 @@
+"""Plain torch, any device. `recurrent` is the oracle; `chunked` and `single` are what a CPU serves with."""
+
+import torch
+from torch import Tensor
+
+from kernels.state_plan import StatePlan, StateSpan
+
+CHUNK = 64
+_EPS = 1e-6
+
+
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: StatePlan, out: Tensor
+) -> None:
+    """All sequences of `plan`, token by token."""
+    qn, kn = _normalised(q, k, v.shape[1])
+    decay, beta = g.exp()[..., None, None], beta[..., None]
+    singles = zip(plan.singles.tolist(), plan.slots.tolist(), strict=True)
+    for span in (*plan.spans, *(StateSpan(token, 1, slot) for token, slot in singles)):
+        state = states[span.slot]
+        for token in range(span.first, span.first + span.count):
+            state = decay[token] * state
+            update = beta[token] * (v[token].float() - (kn[token, :, :, None] * state).sum(1))
+            state = state + kn[token, :, :, None] * update[:, None]
+            out[token] = (qn[token, :, :, None] * state).sum(1)
+        states[span.slot] = state
+
+
+def single(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: StatePlan, out: Tensor
+) -> None:
+    """The singles of `plan`, all at once."""
+    tokens = plan.singles
+    qn, kn = _normalised(q[tokens], k[tokens], v.shape[1])
+    state = states[plan.slots]  # [B, value_heads, K, V]
+    state *= g[tokens].exp()[:, :, None, None]
+    update = beta[tokens, :, None] * (v[tokens].float() - (kn[:, :, None] @ state)[:, :, 0])
+    state += kn[..., None] * update[:, :, None]
+    states[plan.slots] = state
+    out[tokens] = (qn[:, :, None] @ state)[:, :, 0].to(out.dtype)
+
+
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: StatePlan, out: Tensor
+) -> None:
+    """The spans of `plan`, 64 tokens at once."""
+    for span in plan.spans:
+        tokens = slice(span.first, span.first + span.count)
+        out[tokens] = _span(q[tokens], k[tokens], v[tokens], g[tokens], beta[tokens], states, span)
+
+
+def _span(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, span: StateSpan) -> Tensor:
+    """With G the sum of g from the chunk's start to a token and S the state before the chunk, the updates u of a chunk
+    solve u_i + beta_i sum_{j<i} e^(G_i - G_j) (k_i k_j) u_j = beta_i (v_i - e^(G_i) k_i S). The system is solved for
+    all chunks at once, with the right side's two terms apart, so that only small products wait for S."""
+    heads, value_dim = v.shape[1:]
+    size = min(CHUNK, span.count)
+    padding = -span.count % size  # tokens of beta 0 and decay 1: they change nothing
+
+    def chunks(x: Tensor) -> Tensor:
+        """[count, heads, ...] -> float32 [heads, chunks, size, ...]"""
+        wide = x.float().transpose(0, 1)
+        if padding:
+            wide = torch.cat((wide, wide.new_zeros(wide.shape[0], padding, *wide.shape[2:])), dim=1)
+        return wide.unflatten(1, (-1, size))
+
+    qn, kn = (chunks(x) for x in _normalised(q, k, heads))
+    vc, gc, bc = chunks(v), chunks(g), chunks(beta)[..., None]
+    total = gc.cumsum(-1)
+    growth = total.exp()[..., None]
+    lower = torch.ones(size, size, dtype=torch.bool, device=v.device).tril()
+    # Masked before the exponential: above the diagonal it may overflow.
+    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, -torch.inf).exp()
+    system = bc * decay * (kn @ kn.mT)  # only what is below the diagonal is read
+    solved = torch.linalg.solve_triangular(
+        system, bc * torch.cat((vc, growth * kn), dim=-1), upper=False, unitriangular=True
+    )
+    from_values, from_state = solved[..., :value_dim], solved[..., value_dim:]
+    within = decay * (qn @ kn.mT)
+    reading = growth * qn
+    writing = ((total[..., -1:] - total).exp()[..., None] * kn).mT
+    kept = total[..., -1].exp()[..., None, None]
+
+    state = states[span.slot]
+    outputs = []
+    for chunk in range(vc.shape[1]):
+        update = torch.baddbmm(from_values[:, chunk], from_state[:, chunk], state, alpha=-1)
+        outputs.append(torch.baddbmm(reading[:, chunk] @ state, within[:, chunk], update))
+        state = torch.baddbmm(kept[:, chunk] * state, writing[:, chunk], update)
+    states[span.slot] = state
+    return torch.cat(outputs, dim=1)[:, : span.count].transpose(0, 1).to(v.dtype)
+
+
+def _normalised(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
+    """Float32 [..., value_heads, K]: both l2-normalised, q divided by sqrt(K) as well."""
+    q, k = q.float(), k.float()
+    q = q * (torch.rsqrt(q.square().sum(-1, keepdim=True) + _EPS) * q.shape[-1] ** -0.5)
+    k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + _EPS)
+    groups = value_heads // k.shape[-2]
+    if groups == 1:
+        return q, k
+    return q.repeat_interleave(groups, dim=-2), k.repeat_interleave(groups, dim=-2)

@@ -1,0 +1,65 @@
+"""The layer with a recurrent state: gated delta net (Yang et al. 2024), as in Qwen3-Next and Qwen3.5."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from kernels import norm_rope
+from kernels.conv import causal_conv
+from kernels.gated_delta import gated_delta
+from services.engine.model.hybrid_config import HybridConfig
+from services.engine.model.layers import Empty, Linear, RecurrentContext, Slot
+
+
+class GatedDeltaNet:
+    """out = W_o [rmsnorm(o) * silu(z)]; o by the gated delta rule from q, k, v = conv(W_qkv x), with the logarithm of
+    the decay g = -e^A_log softplus(W_a x + dt_bias) and beta = sigmoid(W_b x)."""
+
+    def __init__(self, config: HybridConfig, layer: int, empty: Empty) -> None:
+        """`layer` counts the layers with a state."""
+        net = config.delta_net
+        self._layer = layer
+        self._net = net
+        self._eps = config.rms_norm_eps
+        self._key_width, self._value_width = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+        self._qkv_z = Linear(config.hidden_size, net.channels + self._value_width, False, empty)
+        self._b_a = Linear(config.hidden_size, 2 * net.value_heads, False, empty)
+        self._taps = empty(net.conv_width, net.channels)
+        # Whatever the file holds: e^A_log multiplies the logarithm of a decay over thousands of tokens.
+        self._a_log = empty(net.value_heads, dtype=torch.float32)
+        self._dt_bias = empty(net.value_heads, dtype=torch.float32)
+        self._norm = empty(net.value_dim)
+        self._output = Linear(self._value_width, config.hidden_size, False, empty)
+
+    def __call__(self, x: Tensor, context: RecurrentContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; moves the states of the step's sequences on."""
+        net = self._net
+        mixed, z = self._qkv_z(x).split((net.channels, self._value_width), dim=-1)
+        b, a = self._b_a(x).float().chunk(2, dim=-1)
+        mixed = causal_conv(mixed, self._taps, context.columns[:, self._layer], context.plan)
+        q, k, v = mixed.split((self._key_width, self._key_width, self._value_width), dim=-1)
+        o = gated_delta(
+            q.unflatten(-1, (net.key_heads, net.key_dim)),
+            k.unflatten(-1, (net.key_heads, net.key_dim)),
+            v.unflatten(-1, (net.value_heads, net.value_dim)),
+            -self._a_log.exp() * softplus(a + self._dt_bias),
+            b.sigmoid(),
+            context.states[:, self._layer],
+            context.plan,
+        )
+        gate = z.unflatten(-1, (net.value_heads, net.value_dim))
+        return self._output(norm_rope.rms_norm_gated(o, gate, self._norm, self._eps).flatten(1))
+
+    def slots(self, name: str) -> list[Slot]:
+        heads = self._net.value_heads
+        return [
+            *self._qkv_z.slots(f"{name}.in_proj_qkv", 0, self._net.channels),
+            *self._qkv_z.slots(f"{name}.in_proj_z", self._net.channels, self._value_width),
+            *self._b_a.slots(f"{name}.in_proj_b", 0, heads),
+            *self._b_a.slots(f"{name}.in_proj_a", heads, heads),
+            Slot(f"{name}.conv1d.weight", self._taps.t()[:, None]),
+            Slot(f"{name}.A_log", self._a_log),
+            Slot(f"{name}.dt_bias", self._dt_bias),
+            Slot(f"{name}.norm.weight", self._norm),
+            *self._output.slots(f"{name}.out_proj"),
+        ]
