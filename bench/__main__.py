@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import streams, tiny
+from bench import streams, tiny, tool_stream
 
-BENCHES = {"streams": streams.main, "tiny": tiny.main}
+BENCHES = {"streams": streams.main, "tiny": tiny.main, "tool-stream": tool_stream.main}
 
 
 def main(names: list[str]) -> int:

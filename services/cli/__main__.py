@@ -3,9 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from services.cli import up
+from services.cli.release import release
 from services.settings import PREFIX, variable
 
 
@@ -72,7 +72,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _version(arguments: argparse.Namespace) -> int:
-    print(version("samovar"))
+    print(release())
     return 0
 
 

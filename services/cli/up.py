@@ -9,11 +9,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 
 from services.cli import readiness
 from services.cli.console import Console, lossy
 from services.cli.keeper import StartFailed
+from services.cli.release import release
 from services.cli.runtime import Runtime
 from services.cli.stack import Services, Stack
 from services.cli.supervisor import Supervisor
@@ -125,7 +125,7 @@ def _announce(url: str, model: str, with_key: bool) -> None:
     body = {"model": model, "messages": question, "max_tokens": 64, "temperature": 0}
     key = " -H 'authorization: Bearer YOUR_KEY'" if with_key else ""
     print(
-        f"\nSamovar {version('samovar')} serves {model} at {url}/v1\n\n"
+        f"\nSamovar {release()} serves {model} at {url}/v1\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n\n"
         "Ctrl-C stops it.",

@@ -12,7 +12,7 @@ from services.gateway.app import Deps, create_app
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_client import EngineClient
 from services.gateway.serve import PortInUse, UvicornServer, listen, serve, url
-from services.gateway.sessions import SessionStore
+from services.gateway.sessions import ResponseBounds, SessionStore
 
 UNUSABLE = 2
 """Exit status for settings that cannot be used: trying again would not help."""
@@ -25,7 +25,11 @@ async def run(config: GatewayConfig) -> None:
     deps = Deps(
         config=config,
         engines=EngineClient(bus, config.gateway_id, config.resume_timeout),
-        sessions=SessionStore(config.database, config.session_rows),
+        sessions=SessionStore(
+            config.database,
+            config.session_rows,
+            responses=ResponseBounds(config.response_rows, config.response_bytes),
+        ),
     )
     # In one line that a supervisor can wait for; the port may have been chosen by the system.
     print(f"samovar gateway {config.gateway_id} serves on {url(listener)}", file=sys.stderr, flush=True)

@@ -7,16 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from litestar import Litestar, Request, Response, Router
+from litestar.config.cors import CORSConfig
 
+from services.gateway.anthropic import errors as anthropic
+from services.gateway.asking import Asking
 from services.gateway.auth import ApiKeys
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_client import EngineClient
 from services.gateway.errors import ApiError, as_api_error, as_response
 from services.gateway.metrics import Metrics
 from services.gateway.prompt.languages import Languages
+from services.gateway.responses.store import ResponseStore
 from services.gateway.routes.chat import ChatRoute
+from services.gateway.routes.completions import CompletionsRoute
 from services.gateway.routes.health import health_routes
+from services.gateway.routes.messages import MessagesRoute
 from services.gateway.routes.models import model_routes
+from services.gateway.routes.responses import ResponsesRoute
+from services.gateway.routes.tokens import TokensRoute
+from services.gateway.served import ServedModels
 from services.gateway.sessions import SessionStore, session_routes
 from services.gateway.stream import OpenAnswers
 
@@ -38,7 +47,8 @@ def create_app(deps: Deps) -> Litestar:
     engines, sessions, open_answers = deps.engines, deps.sessions, deps.open_answers
     metrics = Metrics(engines, sessions, lambda: len(open_answers))
     languages = Languages(engines.tokenizer)
-    chat = ChatRoute(deps.config, engines, languages, sessions, metrics, open_answers)
+    served = ServedModels(engines, deps.config.model_aliases)
+    asking = Asking(deps.config, engines, languages, served, sessions, metrics, open_answers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncGenerator[None, None]:
@@ -64,18 +74,30 @@ def create_app(deps: Deps) -> Litestar:
             exc_info=None if foreseen else error,
         )
         metrics.error(api_error.code or api_error.type)
-        return as_response(api_error)
+        return anthropic.as_response(api_error) if anthropic.expected_by(request) else as_response(api_error)
 
     for_clients = Router(
         path="/",
         guards=[ApiKeys(deps.config.api_keys)],
-        route_handlers=[chat.handler(), *model_routes(engines), *session_routes(sessions)],
+        route_handlers=[
+            ChatRoute(asking).handler(),
+            CompletionsRoute(asking).handler(),
+            *MessagesRoute(asking).handlers(),
+            *TokensRoute(asking).handlers(),
+            *ResponsesRoute(asking, ResponseStore(sessions)).handlers(),
+            *model_routes(served),
+            *session_routes(sessions),
+        ],
     )
     return Litestar(
         route_handlers=[for_clients, *health_routes(engines, open_answers, metrics)],
         lifespan=[lifespan],
         exception_handlers={Exception: failed},
         middleware=[metrics.counting],
+        # A browser asks with OPTIONS and without a key; this answers before any guard.
+        cors_config=CORSConfig(
+            allow_origins=list(deps.config.cors_origins), expose_headers=["x-request-id", "retry-after"]
+        ),
         openapi_config=None,
         logging_config=None,
     )

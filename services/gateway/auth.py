@@ -9,7 +9,7 @@ from litestar.handlers import BaseRouteHandler
 
 from services.gateway.errors import ApiError
 
-HOW = "Send one as the header `Authorization: Bearer KEY`."
+HOW = "Send one as the header `Authorization: Bearer KEY` or `x-api-key: KEY`."
 
 
 class ApiKeys:

@@ -18,9 +18,29 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         describe("Keys that clients must send, separated by commas; none: everyone is served."),
     ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        describe(
+            "Origins of web pages whose scripts may use this server, `*` in one stands for any text. By default pages "
+            "that this machine serves; `*` alone lets every page that a user opens use it, so set keys with it."
+        ),
+    ] = ("http://localhost", "http://localhost:*", "http://127.0.0.1", "http://127.0.0.1:*")
+    model_aliases: Annotated[
+        tuple[str, ...],
+        describe(
+            "Other names that are taken for a model, for clients that know only some; one `*` stands for any text, and "
+            "where that text is a served model's name it is that model, else the main one."
+        ),
+    ] = ("claude-*",)
     body_limit: Annotated[ByteSize, describe("Largest request body; a larger one is a 413.")] = ByteSize(64 * 2**20)
     database: Annotated[str, describe("SQLite file of the sessions; empty keeps them in memory only.")] = ""
     session_rows: Annotated[int, describe("Requests kept in the database; the oldest go first.", ge=100)] = 100_000
+    response_rows: Annotated[
+        int, describe("Stored responses kept in the database; those of the oldest chains go first.", ge=0)
+    ] = 10_000
+    response_bytes: Annotated[ByteSize, describe("Size of all stored responses together; the same go first.")] = (
+        ByteSize(256 * 2**20)
+    )
     default_max_tokens: Annotated[
         int, describe("Output tokens of a request that sets no limit; 0 allows what the context holds.", ge=0)
     ] = 0

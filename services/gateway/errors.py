@@ -1,4 +1,5 @@
-"""Errors as clients see them: OpenAI's shape, decided before any header of a stream."""
+"""Errors as clients see them, decided before any header of a stream. Their own shape is OpenAI's; other API families
+put them into theirs."""
 
 import math
 import uuid
@@ -92,6 +93,14 @@ def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
     return ApiError(503, "server_error", message, code=OVERLOADED, retry_after=retry_after)
 
 
+def taken_over() -> ApiError:
+    """For the client of a request that was sent again, should it still be there. No client tries again at a 410, as
+    many do at a 409: two that are both alive would take the answer from each other for ever."""
+    return ApiError(
+        410, "invalid_request_error", "The same request was sent again and is answered there.", code="sent_again"
+    )
+
+
 def broken(message: str) -> ApiError:
     """The engine failed on a request that it had accepted."""
     return ApiError(500, "server_error", message, code="engine_error")
@@ -111,9 +120,15 @@ def from_engine(error: EngineError, prompt_tokens: int, limit: int) -> ApiError:
 
 
 def as_response(error: ApiError) -> Response[bytes]:
+    """In OpenAI's shape."""
+    return error_response(error, error.status, error.body())
+
+
+def error_response(error: ApiError, status: int, body: bytes) -> Response[bytes]:
+    """In the shape of `body`, which is JSON; the headers are those of `error`."""
     return Response(
-        error.body(),
-        status_code=error.status,
+        body,
+        status_code=status,
         media_type="application/json",
         headers={"x-request-id": uuid.uuid4().hex, **error.headers()},
     )

@@ -19,7 +19,6 @@ _tracer = telemetry.tracer(__name__)
 CLIENT_CLOSED = 499
 """nginx's status for a client that left: it is logged and recorded, and nobody is there to be sent it."""
 
-_OPERATION = "chat"
 _PROVIDER = "samovar"
 
 
@@ -37,8 +36,10 @@ class Ledger:
         *,
         arrived: float,
         traceparent: str = "",
+        operation: str = "chat",
     ) -> None:
-        """`arrived`: time.perf_counter() when the request came; `traceparent`: the client's, or empty."""
+        """`arrived`: time.perf_counter() when the request came; `traceparent`: the client's, or empty; `operation`: a
+        `gen_ai.operation.name`."""
         self.request_id = request_id
         self.model = model
         self.session_id = ""
@@ -54,12 +55,12 @@ class Ledger:
         self._closed = False
         # The attribute names are those of OpenTelemetry's semantic conventions for generative AI (status: development).
         self.span = _tracer.start_span(
-            f"{_OPERATION} {model}",
+            f"{operation} {model}",
             context=telemetry.context_of(traceparent),
             kind=trace.SpanKind.SERVER,
             start_time=int(self._arrived_unix * 1e9),
             attributes={
-                "gen_ai.operation.name": _OPERATION,
+                "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": _PROVIDER,
                 "gen_ai.request.model": model,
                 "http.request.method": "POST",

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Generator
 
 from litestar.types import Receive, Scope, Send
 
-from services.gateway.errors import ApiError
-from services.gateway.openai.chat_response import DONE, ChatResponse, chat_finish
 from services.gateway.output.answer import Answer
-from services.gateway.output.pieces import Piece
+from services.gateway.output.pieces import Piece, without_broken_call
+from services.gateway.renderer import Cost, Ending, Renderer
+from services.protocol.generate import FinishReason
 
 SHUTTING_DOWN = "The server is shutting down."
 
@@ -82,12 +82,12 @@ async def _watched(receive: Receive, answer: Answer) -> AsyncGenerator[None, Non
 
 
 class EventStream:
-    """200 and headers at once, then server-sent events as they come. ASGI; for one use."""
+    """200, headers and the renderer's opening at once, then server-sent events as they come. ASGI; for one use."""
 
-    def __init__(self, answer: Answer, response: ChatResponse, open_answers: OpenAnswers, keepalive: float) -> None:
+    def __init__(self, answer: Answer, renderer: Renderer, open_answers: OpenAnswers, keepalive: float) -> None:
         """`keepalive`: seconds without an event after which one without content is sent."""
         self._answer = answer
-        self._response = response
+        self._renderer = renderer
         self._open = open_answers
         self._keepalive = keepalive
 
@@ -109,6 +109,8 @@ class EventStream:
                     }
                 )
                 async with _watched(receive, answer):
+                    if self._renderer.opening:
+                        await _send(send, self._renderer.opening)
                     last = await self._send_events(send)
                 if not answer.abandoned:
                     await _send(send, last, more=False)
@@ -121,43 +123,43 @@ class EventStream:
     async def _send_events(self, send: Send) -> bytes:
         """All events but the last ones, which are returned: they go out when nobody waits for a disconnect any more,
         since the server reports the end of the response as one."""
-        answer, response = self._answer, self._response
+        answer, renderer = self._answer, self._renderer
         clock = asyncio.get_running_loop().time
-        head = response.role
+        lead = renderer.lead
         due = clock() + self._keepalive
         while True:
             try:
                 async with asyncio.timeout_at(due):
                     delta = await answer.next()
             except TimeoutError:
-                await _send(send, response.keepalive)
+                await _send(send, renderer.keepalive())
                 due = clock() + self._keepalive
                 continue
-            event = head + response.pieces(delta.pieces) if delta.pieces else b""
+            event = lead + renderer.pieces(delta.pieces) if delta.pieces else b""
             if delta.finish is not None:
                 break
             if event and not answer.abandoned:
                 await _send(send, event)
-                head = b""
+                lead = b""
                 due = clock() + self._keepalive
         if answer.abandoned:
             return b""
         if delta.error is not None:
-            return event + response.error(delta.error)
-        event = (event or head) + response.finish(chat_finish(delta.finish, answer.calls))
-        if not response.include_usage:
-            return event + DONE
+            return event + renderer.error(delta.error)
+        event = (event or lead) + renderer.finish(_ending(answer, delta.finish))
+        if not renderer.waits_for_usage:
+            return event + renderer.closing(None)
         # A stop string is found before the engine has counted: the end of the text need not wait for that.
         await _send(send, event)
-        return response.usage(await answer.usage(), answer.reasoning_tokens) + DONE
+        return renderer.closing(await _cost(answer))
 
 
 class WholeAnswer:
     """One JSON object when the answer is complete. ASGI; for one use."""
 
-    def __init__(self, answer: Answer, response: ChatResponse, open_answers: OpenAnswers) -> None:
+    def __init__(self, answer: Answer, renderer: Renderer, open_answers: OpenAnswers) -> None:
         self._answer = answer
-        self._response = response
+        self._renderer = renderer
         self._open = open_answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,17 +168,16 @@ class WholeAnswer:
         with self._open.holding(answer):
             try:
                 async with _watched(receive, answer):
-                    error, body = await self._collect()
-                if error is not None:
-                    status = error.status
+                    status, body, headers = await self._collect()
                 if not answer.abandoned:
-                    await self._send_whole(send, status, body, error)
+                    await self._send_whole(send, status, body, headers)
             except OSError:
                 answer.abandon()
             finally:
                 answer.close(status)
 
-    async def _collect(self) -> tuple[ApiError | None, bytes]:
+    async def _collect(self) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body, and headers of an error."""
         answer = self._answer
         pieces: list[Piece] = []
         while True:
@@ -185,22 +186,29 @@ class WholeAnswer:
             if delta.finish is not None:
                 break
         if delta.error is not None:
-            return delta.error, delta.error.body()
-        usage = await answer.usage()
-        finish = chat_finish(delta.finish, answer.calls)
-        return None, self._response.whole(pieces, finish, usage, answer.reasoning_tokens)
+            status, body = self._renderer.failure(delta.error)
+            return status, body, delta.error.headers()
+        ending = _ending(answer, delta.finish)
+        return 200, self._renderer.whole(without_broken_call(pieces), ending, await _cost(answer)), {}
 
-    async def _send_whole(self, send: Send, status: int, body: bytes, error: ApiError | None) -> None:
+    async def _send_whole(self, send: Send, status: int, body: bytes, more: dict[str, str]) -> None:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", self._answer.ledger.request_id.encode()),
         ]
-        if error is not None:
-            headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
+        headers += [(name.encode(), value.encode()) for name, value in more.items()]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await _send(send, body, more=False)
 
 
 async def _send(send: Send, body: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _ending(answer: Answer, reason: FinishReason) -> Ending:
+    return Ending(reason, answer.calls, answer.stop_string)
+
+
+async def _cost(answer: Answer) -> Cost:
+    return Cost(await answer.usage(), answer.reasoning_tokens)

@@ -52,6 +52,8 @@ class TokenStream:
         self._on_cancel = on_cancel
         self._ahead: list[TokenDelta] = []
         self._read = 0
+        self._reader = 0
+        """Counts the readers that it was handed to."""
         self._last: Chunk | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -99,15 +101,26 @@ class TokenStream:
         After the chunk with `finish` it returns an empty chunk with the same finish, at once. Never raises for a
         fault of engine or bus: that is a chunk with finish `error`. May be cancelled and called again.
         """
+        reader = self._reader
         while self._read == len(self.output) and self._last is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+            if self._reader != reader:
+                return Chunk([])
         tokens = self.output[self._read :]
         self._read = len(self.output)
         last = self._last
         if last is None:
             return Chunk(tokens)
         return Chunk(tokens, last.finish, last.usage, last.error)
+
+    def hand_over(self) -> None:
+        """Give all tokens again, from the first one on, to another reader. The present one gets an empty chunk if it
+        waits, and must not read any more."""
+        self._reader += 1
+        self._read = 0
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def cancel(self) -> None:
         """Ask the engine to stop. Idempotent, does nothing after the end. The chunk with `finish` still arrives,

@@ -324,12 +324,20 @@ async def test_models() -> None:
         assert first == {
             "id": "org/name",
             "object": "model",
+            "type": "model",
+            "display_name": "org/name",
             "created": 1_700_000_000,
+            "created_at": "2023-11-14T22:13:20Z",
             "owned_by": "samovar",
             "max_model_len": 8192,
             "context_length": 8192,
         }
-        assert [model["id"] for model in listed["data"]] == ["org/name", "other"]
+        assert [model["id"] for model in listed["data"]] == [
+            "org/name",
+            "other",
+            "claude-org/name",
+            "claude-other",
+        ]
         assert (await g.http.get("/v1/models/org/name")).json() == first
         assert error_of(await g.http.get("/v1/models/nope"), 404)["code"] == "model_not_found"
 

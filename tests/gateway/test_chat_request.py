@@ -6,8 +6,9 @@ import pytest
 
 from services.gateway.errors import ApiError
 from services.gateway.openai.messages import for_template
-from services.gateway.openai.request import MAX_STOPS, ChatRequest, parse
-from services.gateway.openai.sampling import sampling_params
+from services.gateway.openai.request import ChatRequest, parse
+from services.gateway.sampling import sampling_params
+from services.gateway.stops import MAX_STOPS
 from services.protocol.generate import SamplingParams
 
 USER = {"role": "user", "content": "Hi"}
@@ -26,7 +27,7 @@ def refused(body: bytes) -> ApiError:
 
 def params(request: ChatRequest, room: int = 100, default_max_tokens: int = 0, **defaults: float) -> SamplingParams:
     return sampling_params(
-        request,
+        request.sampling,
         defaults=defaults,
         stop_token_ids=(7,),
         vocab_size=1000,

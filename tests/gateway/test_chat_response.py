@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.errors import invalid
-from services.gateway.openai.chat_response import ChatResponse, chat_finish
+from services.gateway.openai.chat_response import DONE, ChatResponse, chat_finish
 from services.gateway.output.pieces import CallDelta, Content, Reasoning
+from services.gateway.renderer import Cost, Ending
 from services.protocol.generate import FinishReason, Usage
 
 RESPONSE = ChatResponse("id", 'odd "name"\n', 1_700_000_000, include_usage=True)
@@ -32,15 +33,16 @@ def test_any_text_is_one_line_of_json(text: str) -> None:
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_every_event_has_the_same_head_and_choices(reason: FinishReason) -> None:
     usage = Usage(prompt_tokens=5, output_tokens=2, cached_device=1, cached_host=3)
-    chunks = [
-        event(data) for data in (RESPONSE.role, RESPONSE.keepalive, RESPONSE.finish(reason), RESPONSE.usage(usage, 0))
-    ]
+    last = RESPONSE.closing(Cost(usage, 0))
+    assert last.endswith(DONE)
+    parts = (RESPONSE.lead, RESPONSE.keepalive(), RESPONSE.finish(Ending(reason)), last.removesuffix(DONE))
+    chunks = [event(data) for data in parts]
     assert {(c["id"], c["object"], c["created"]) for c in chunks} == {
         ("chatcmpl-id", "chat.completion.chunk", 1_700_000_000)
     }
-    role, keepalive, finish, last = (c["choices"] for c in chunks)
+    role, keepalive, finish, closing = (c["choices"] for c in chunks)
     assert role[0]["delta"] == {"role": "assistant", "content": ""}
-    assert keepalive == last == []
+    assert keepalive == closing == []
     assert finish == [{"index": 0, "delta": {}, "finish_reason": reason}]
     assert chunks[3]["usage"]["total_tokens"] == 7
     assert chunks[3]["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
@@ -69,7 +71,9 @@ def test_a_call_names_itself_once() -> None:
         {"tool_calls": [{"index": 1, "id": "id-1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
     ]
     usage = Usage(prompt_tokens=1, output_tokens=9)
-    whole = json.loads(RESPONSE.whole([Content("a"), Reasoning("r"), *deltas, Content("b")], "tool_calls", usage, 4))
+    whole = json.loads(
+        RESPONSE.whole([Content("a"), Reasoning("r"), *deltas, Content("b")], Ending("stop", 2), Cost(usage, 4))
+    )
     assert whole["choices"][0]["message"] == {
         "role": "assistant",
         "content": "ab",
@@ -84,12 +88,13 @@ def test_a_call_names_itself_once() -> None:
 
 
 def test_an_answer_without_thoughts_or_calls_does_not_mention_them() -> None:
-    whole = json.loads(RESPONSE.whole([], "length", Usage(prompt_tokens=1, output_tokens=0), 0))
+    whole = json.loads(RESPONSE.whole([], Ending("length"), Cost(Usage(prompt_tokens=1, output_tokens=0), 0)))
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": ""}
 
 
 def test_only_an_answer_that_the_model_ended_waits_for_its_calls() -> None:
-    assert [chat_finish("stop", 0), chat_finish("stop", 1), chat_finish("length", 1)] == [
+    ends: list[tuple[FinishReason, int]] = [("stop", 0), ("stop", 1), ("length", 1)]
+    assert [chat_finish(Ending(reason, calls)) for reason, calls in ends] == [
         "stop",
         "tool_calls",
         "length",

@@ -125,18 +125,30 @@ async def test_ids_of_calls_differ() -> None:
         assert len(set(ids)) == 4
 
 
-async def test_a_call_cut_off_is_not_shown() -> None:
+async def cut(g: Gateway) -> tuple[dict, list[dict]]:
+    """The whole answer, and the chunks of the streamed one; both end with the reason `length`."""
+    whole = (await ask(g, tools=[READ], enable_thinking=False)).json()
+    chunks = events((await ask(g, tools=[READ], enable_thinking=False, stream=True)).text)
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert whole["choices"][0]["finish_reason"] == choices[-1]["finish_reason"] == "length"
+    return whole["choices"][0]["message"], [choice["delta"] for choice in choices]
+
+
+async def test_a_call_cut_off_stays_unfinished_in_a_stream_and_is_not_shown_whole() -> None:
     async with gateway(saying(f"Look.\n\n{CALL[:-30]}", "length")) as g:
-        message, finish, _ = await both(g, tools=[READ], enable_thinking=False)
+        message, deltas = await cut(g)
         assert message == {"role": "assistant", "content": "Look."}
-        assert finish == "length"
+        assert "".join(delta.get("content", "") for delta in deltas) == "Look."
+        streamed: list[dict] = []
+        for delta in deltas:
+            merge_calls(streamed, delta.get("tool_calls", []))
+        assert [call["function"]["arguments"] for call in streamed] == ['{"path": "a.py", "lines": ']
 
 
 async def test_a_call_before_the_cut_is_shown_and_the_finish_is_length() -> None:
     async with gateway(saying(f"{CALL}\n{CALL[:-30]}", "length")) as g:
-        message, finish, _ = await both(g, tools=[READ], enable_thinking=False)
-        assert len(message["tool_calls"]) == 1
-        assert finish == "length"
+        message, _ = await cut(g)
+        assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"path": "a.py", "lines": 3}']
 
 
 async def test_calls_without_tools_are_content() -> None:

@@ -18,6 +18,7 @@ from services.gateway.output.tool_arguments import Tools
 from services.gateway.prompt.conversation import with_reminders
 from services.gateway.prompt.language import Language, Prompt
 from services.gateway.prompt.template import ChatTemplate, TemplateFailed
+from services.gateway.renderer import Cost, Ending
 from services.protocol.generate import Usage
 from tests.gateway.fake_engines import TEMPLATE
 from tests.gateway.tiny import decode, tiny_bundle
@@ -254,7 +255,9 @@ async def test_an_answer_that_comes_back_is_the_tokens_that_were_generated(langu
     parser = OutputParser(language.token_bytes, thinking=asked.opens_thoughts, tools=Tools([TOOL]))
     pieces = [*parser.feed(generated), *parser.finish()]
     answered = json.loads(
-        ChatResponse("id", "model", 0, False).whole(pieces, "stop", Usage(prompt_tokens=1, output_tokens=1), 0)
+        ChatResponse("id", "model", 0, False).whole(
+            pieces, Ending("stop"), Cost(Usage(prompt_tokens=1, output_tokens=1), 0)
+        )
     )
     message = answered["choices"][0]["message"]
     following = await prompt(language, USER, message, {"role": "user", "content": "Go on."}, tools=[TOOL])

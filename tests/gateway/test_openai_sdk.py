@@ -30,7 +30,7 @@ async def test_a_stream_with_usage_and_a_whole_answer() -> None:
         assert usage.prompt_tokens_details.cached_tokens == 9
         whole = await sdk.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}])
         assert whole.choices[0].message.content == text
-        assert [model.id for model in (await sdk.models.list()).data] == [MODEL]
+        assert [model.id for model in (await sdk.models.list()).data] == [MODEL, f"claude-{MODEL}"]
         assert (await sdk.models.retrieve(MODEL)).id == MODEL
 
 

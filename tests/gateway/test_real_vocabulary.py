@@ -139,4 +139,7 @@ async def test_a_chat(language: Language) -> None:
     pieces = [piece for id in [*language.encode(answer), IM_END] for piece in parser.feed([id])] + parser.finish()
     assert "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)) == "想。"
     assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == "好 😊"
-    assert pieces[-1] == CallDelta(0, '{"p": "π"}', "id", "f")
+    deltas = [piece for piece in pieces if isinstance(piece, CallDelta)]
+    assert [(delta.id, delta.name) for delta in deltas if delta.name] == [("id", "f")]
+    assert "".join(delta.arguments for delta in deltas) == '{"p": "π"}'
+    assert (deltas[-1].done, deltas[-1].raw) == (True, call)

@@ -6,9 +6,9 @@ import pytest
 
 from services.gateway.errors import ApiError
 from services.gateway.openai.request import ChatRequest, parse
-from services.gateway.openai.sampling import sampling_params
 from services.gateway.openai.thinking import template_variables
 from services.gateway.prompt.presets import PRESETS, sampling_defaults
+from services.gateway.sampling import sampling_params
 from services.protocol.generate import SamplingParams
 
 OFF = [
@@ -134,7 +134,7 @@ def test_a_wrong_type_is_named(fields: dict, param: str) -> None:
 
 def params(thinking: bool | None, generation: dict[str, float], **fields: object) -> SamplingParams:
     return sampling_params(
-        chat(**fields),
+        chat(**fields).sampling,
         defaults=sampling_defaults(generation, thinking),
         stop_token_ids=(),
         vocab_size=10,
@@ -171,8 +171,16 @@ def test_each_family_is_known_by_its_own_values() -> None:
 
 
 def test_forbidden_tokens_win_over_the_clients_bias() -> None:
-    request = chat(logit_bias={"3": 5, "4": 1})
+    wishes = chat(logit_bias={"3": 5, "4": 1}).sampling
     given = sampling_params(
-        request, defaults={}, stop_token_ids=(), vocab_size=10, room=9, default_max_tokens=0, forbidden=[3]
+        wishes, defaults={}, stop_token_ids=(), vocab_size=10, room=9, default_max_tokens=0, forbidden=[3]
     )
     assert given.logit_bias == {3: -100.0, 4: 1.0}
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_the_switch_of_other_families(thinks: bool) -> None:
+    """DeepSeek's templates, and with them cache-pressure's needle-test, call it `thinking`; a template that does so
+    still gets it."""
+    variables = template_variables(chat(chat_template_kwargs={"thinking": thinks}))
+    assert variables == {"enable_thinking": thinks, "thinking": thinks}

@@ -7,45 +7,16 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.errors import ApiError
+from services.gateway.openai.usage import WholeUsage, whole_usage
 from services.gateway.output.pieces import CallDelta, Content, Piece, Reasoning
-from services.protocol.generate import FinishReason, Usage
+from services.gateway.renderer import Cost, Ending
+from services.protocol.generate import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 
 _json = msgspec.json.Encoder().encode
-
-
-class _PromptDetails(Struct, frozen=True):
-    cached_tokens: int
-
-
-class _OutputDetails(Struct, frozen=True):
-    reasoning_tokens: int
-
-
-class _Samovar(Struct, frozen=True, kw_only=True):
-    """What OpenAI's fields have no place for. Seconds and tokens as in `protocol.generate.Usage`."""
-
-    cached_device: int
-    cached_host: int
-    computed_tokens: int
-    preemptions: int
-    queue_seconds: float
-    restore_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-
-
-class _Usage(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    """The whole prompt, cached tokens included."""
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: _PromptDetails
-    completion_tokens_details: _OutputDetails
-    samovar: _Samovar
 
 
 class _Function(Struct, frozen=True):
@@ -85,35 +56,17 @@ class _Completion(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: tuple[_Choice, ...]
-    usage: _Usage
-
-
-def _usage(usage: Usage, reasoning_tokens: int) -> _Usage:
-    return _Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.output_tokens,
-        total_tokens=usage.prompt_tokens + usage.output_tokens,
-        prompt_tokens_details=_PromptDetails(usage.cached_tokens),
-        completion_tokens_details=_OutputDetails(reasoning_tokens),
-        samovar=_Samovar(
-            cached_device=usage.cached_device,
-            cached_host=usage.cached_host,
-            computed_tokens=usage.computed_tokens,
-            preemptions=usage.preemptions,
-            queue_seconds=round(usage.queue_seconds, 6),
-            restore_seconds=round(usage.restore_seconds, 6),
-            prefill_seconds=round(usage.prefill_seconds, 6),
-            decode_seconds=round(usage.decode_seconds, 6),
-        ),
-    )
+    usage: WholeUsage
 
 
 class ChatResponse:
-    """One request's answer. What stays the same in each event is encoded once; per event only the text is."""
+    """A Renderer. What stays the same in each event is encoded once; per event only the text is."""
+
+    opening = b""
 
     def __init__(self, request_id: str, model: str, created: int, include_usage: bool) -> None:
         """`created` in Unix seconds; `include_usage`: a stream ends with an event that carries the usage."""
-        self.include_usage = include_usage
+        self.waits_for_usage = include_usage
         self._id = f"chatcmpl-{request_id}"
         self._model = model
         self._created = created
@@ -123,10 +76,12 @@ class ChatResponse:
             _json(model),
         )
         self._delta = self._head + b'{"index":0,"delta":'
-        self.role = self._head + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
-        """The first event."""
-        self.keepalive = self._head + b"]}\n\n"
+        self.lead = self._head + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+        """The event that says who speaks."""
+
+    def keepalive(self) -> bytes:
         """Without content: every client that reads events resets its timer at it, while comments are no events."""
+        return self._head + b"]}\n\n"
 
     def pieces(self, pieces: Iterable[Piece]) -> bytes:
         """An event for each; nothing for none."""
@@ -143,19 +98,23 @@ class ChatResponse:
                 delta = b'{"tool_calls":[%b]}' % _json(_streamed(piece))
         return b"".join((self._delta, delta, b',"finish_reason":null}]}\n\n'))
 
-    def finish(self, reason: ChatFinish) -> bytes:
-        return b'%b{"index":0,"delta":{},"finish_reason":%b}]}\n\n' % (self._head, _json(reason))
+    def finish(self, ending: Ending) -> bytes:
+        return b'%b{"index":0,"delta":{},"finish_reason":%b}]}\n\n' % (self._head, _json(chat_finish(ending)))
 
-    def usage(self, usage: Usage, reasoning_tokens: int) -> bytes:
-        return b'%b],"usage":%b}\n\n' % (self._head, _json(_usage(usage, reasoning_tokens)))
+    def closing(self, cost: Cost | None) -> bytes:
+        """The usage, where it was asked for, comes behind the finish."""
+        if cost is None:
+            return DONE
+        return b'%b],"usage":%b}\n\n' % (self._head, _json(whole_usage(cost))) + DONE
 
-    @staticmethod
-    def error(error: ApiError) -> bytes:
-        """The last event of a stream that fails half-way; nothing follows it."""
+    def error(self, error: ApiError) -> bytes:
+        """Nothing follows it."""
         return b"data: %b\n\n" % error.body()
 
-    def whole(self, pieces: Sequence[Piece], finish: ChatFinish, usage: Usage, reasoning_tokens: int) -> bytes:
-        """The answer that is not streamed."""
+    def failure(self, error: ApiError) -> tuple[int, bytes]:
+        return error.status, error.body()
+
+    def whole(self, pieces: Sequence[Piece], ending: Ending, cost: Cost) -> bytes:
         thoughts = "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]) or UNSET
         message = _Message(
             content="".join([piece.text for piece in pieces if isinstance(piece, Content)]),
@@ -168,15 +127,15 @@ class ChatResponse:
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=(_Choice(message=message, finish_reason=finish),),
-                usage=_usage(usage, reasoning_tokens),
+                choices=(_Choice(message=message, finish_reason=chat_finish(ending)),),
+                usage=whole_usage(cost),
             )
         )
 
 
-def chat_finish(reason: FinishReason, calls: int) -> ChatFinish:
+def chat_finish(ending: Ending) -> ChatFinish:
     """Why the answer ended, as a client is told: an answer that the model ended with calls waits for their results."""
-    return "tool_calls" if reason == "stop" and calls else reason
+    return "tool_calls" if ending.reason == "stop" and ending.calls else ending.reason
 
 
 def _streamed(delta: CallDelta) -> _Call:

@@ -38,14 +38,15 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages in order, in the one form that templates know: what clients may write in several ways renders
     alike. Content is one string (a part array is its texts, an assistant's blank content is none), thoughts are
     `reasoning_content`, a call's arguments are an object. Raises ApiError naming the message that cannot be used."""
-    return [_for_template(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    return [message_for_template(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
-def _for_template(message: Message, path: str) -> dict[str, Any]:
+def message_for_template(message: Message, path: str) -> dict[str, Any]:
+    """One of `for_template`; `path` is its place in the request."""
     plain: dict[str, Any] = {
         # Templates know no `developer`; it is OpenAI's later name for the same thing.
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message, path),
+        "content": _text(message, f"{path}.content"),
     }
     if message.name is not None:
         plain["name"] = message.name
@@ -71,17 +72,23 @@ def _thoughts(message: Message) -> str:
     return "".join(part.thinking or part.text or "" for part in parts if part.type in _THOUGHT_PARTS)
 
 
-def _text(message: Message, path: str) -> str:
-    content = message.content
+def content_text(content: str | Sequence[Part], path: str) -> str:
+    """A content as one string. Raises ApiError for a part that is no text; `path` is the content's."""
     if isinstance(content, str):
         return content
+    return "".join(_part(part, f"{path}[{place}]") for place, part in enumerate(content))
+
+
+def _text(message: Message, path: str) -> str:
+    content = message.content
     if content is None:
         if message.role == "assistant":
             return ""
-        raise invalid(f"{path}.content is missing: a {message.role} message needs text.", f"{path}.content")
-    thoughts = _THOUGHT_PARTS if message.role == "assistant" else ()
-    parts = [(place, part) for place, part in enumerate(content) if part.type not in thoughts]
-    return "".join(_part(part, f"{path}.content[{place}]") for place, part in parts)
+        raise invalid(f"{path} is missing: a {message.role} message needs text.", path)
+    if message.role != "assistant" or isinstance(content, str):
+        return content_text(content, path)
+    texts = [(place, part) for place, part in enumerate(content) if part.type not in _THOUGHT_PARTS]
+    return "".join(_part(part, f"{path}[{place}]") for place, part in texts)
 
 
 def _part(part: Part, path: str) -> str:

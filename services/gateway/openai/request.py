@@ -1,17 +1,16 @@
 """The body of POST /v1/chat/completions: parsed and checked once, unknown fields ignored."""
 
-import re
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from services.gateway.errors import invalid, unsupported
+from services.gateway.conversation import SamplingWishes
+from services.gateway.errors import unsupported
+from services.gateway.json_body import decode
 from services.gateway.openai.messages import Message
 from services.gateway.openai.thinking import Reasoning, Switch
-
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
+from services.gateway.stops import checked_stops
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -61,6 +60,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     user: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_key_camel: str | None = field(default=None, name="promptCacheKey")
+    """As OpenCode writes it."""
     cache_salt: str | None = None
 
     n: int | None = None
@@ -73,9 +74,19 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     modalities: list[str] | None = None
 
     @property
-    def limit(self) -> int | None:
-        """Output tokens that the client allows."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+    def sampling(self) -> SamplingWishes:
+        return SamplingWishes(
+            limit=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+        )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -93,65 +104,14 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\[^u]"
-)
-"""A pair of surrogates, a single one (the group), or another escape, which may be that of a backslash."""
-_PATH = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(?P<field>\w+)`$")
 
 
 def parse(body: bytes) -> ChatRequest:
     """Raises ApiError (400) that names the first field at fault."""
-    try:
-        request = _decode(body)
-    except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
-    _check_stops(request)
+    request = decode(_decoder, body, roles="system, developer, user, assistant and tool")
+    checked_stops(request.stops, "stop")
     _check_unsupported(request)
     return request
-
-
-def _decode(body: bytes) -> ChatRequest:
-    """Agents cut texts at a number of UTF-16 units, which may leave half of a character, escaped. That is no Unicode
-    and refused by the decoder, but it stays in the history and would end the conversation: U+FFFD takes its place."""
-    try:
-        return _decoder.decode(body)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        mended = _ESCAPE.sub(lambda escape: b"\\ufffd" if escape[1] else escape[0], body)
-        if mended == body:
-            raise
-        return _decoder.decode(mended)
-
-
-def _invalid_field(text: str) -> Exception:
-    """msgspec's message with the field moved to the front and into `param`."""
-    found = _PATH.match(text)
-    what, path = (found["what"], found["path"]) if found else (text, "")
-    missing = _MISSING.match(what)
-    if missing:
-        path = f"{path}.{missing['field']}" if path else missing["field"]
-        what = "Field required"
-    if path == "messages" and "length >= 1" in what:
-        what = "An empty list: a chat needs at least one message"
-    if path.endswith(".role") and what.startswith("Invalid enum value"):
-        what += "; roles are system, developer, user, assistant and tool"
-    return invalid(f"{path}: {what}." if path else f"The request body: {what}.", path or None)
-
-
-def _check_stops(request: ChatRequest) -> None:
-    stops = request.stops
-    if len(stops) > MAX_STOPS:
-        raise invalid(f"stop: {len(stops)} strings, at most {MAX_STOPS} are taken.", "stop")
-    for stop in stops:
-        if not stop:
-            raise invalid("stop: An empty string would end every answer at once.", "stop")
-        if len(stop) > MAX_STOP_CHARS:
-            raise invalid(f"stop: A string of {len(stop)} characters, at most {MAX_STOP_CHARS} are taken.", "stop")
 
 
 def _check_unsupported(request: ChatRequest) -> None:

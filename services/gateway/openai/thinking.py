@@ -2,7 +2,7 @@
 
 The first one that says something wins, from what names the template's own switch to what describes a wish:
 
-1. `chat_template_kwargs.enable_thinking`
+1. `chat_template_kwargs.enable_thinking`, or `thinking` there, as other families' templates call it
 2. `enable_thinking`
 3. `thinking`: a boolean, or an object of type `enabled`, `adaptive` or `disabled`
 4. `reasoning`: `enabled`, or `effort` as in 5
@@ -67,7 +67,15 @@ def template_variables(request: Wishes) -> dict[str, Any]:
     effort = _typed(given, EFFORT, str)
     reasoning = request.reasoning or Reasoning()
     efforts = [text or None for text in (reasoning.effort, request.reasoning_effort, effort)]
-    wishes = (switch, request.enable_thinking, _switched(request.thinking), reasoning.enabled, *map(_thinks, efforts))
+    other = given.get("thinking") if isinstance(given.get("thinking"), bool) else None
+    wishes = (
+        switch,
+        other,
+        request.enable_thinking,
+        _switched(request.thinking),
+        reasoning.enabled,
+        *map(_thinks, efforts),
+    )
     thinks = next((wish for wish in wishes if wish is not None), None)
     wanted = next((effort for effort in efforts if effort is not None), None)
     variables = {name: value for name, value in given.items() if name not in (ENABLE, EFFORT)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.gateway.errors import ApiError, broken, unavailable
+from services.gateway.errors import ApiError, broken, taken_over, unavailable
 from services.gateway.ledger import CLIENT_CLOSED, Ledger
 from services.gateway.output.parser import OutputParser
 from services.gateway.output.pieces import Piece
@@ -36,13 +36,16 @@ class Answer:
         self._finish: FinishReason | None = None
         self._error: ApiError | None = None
         self._ended = ""
+        self._handed_over = False
         self.abandoned = False
         """The client has left."""
 
     async def next(self) -> Delta:
         """What arrived since the last call, without a piece where it completes none. May be cancelled and
         called again; not to be called after the delta with `finish`."""
-        chunk = await self._stream.next()
+        chunk = await self._stream.next() if not self._handed_over else None
+        if chunk is None or self._handed_over:  # before or while it waited
+            return Delta([], self._finish, self._error)
         if chunk.tokens:
             self.ledger.tokens()
         pieces = self._parser.feed(chunk.tokens)
@@ -61,9 +64,38 @@ class Answer:
         return Delta(pieces, self._finish, self._error)
 
     @property
+    def running(self) -> bool:
+        """Whether it may be handed over."""
+        return self._finish is None and not self.abandoned and not self._stream.cancelled_at
+
+    def hand_over(self) -> TokenStream:
+        """Leave the stream to another answer, which reads it from the start; the client of this one is told so. Only
+        while `running`."""
+        self._handed_over = True
+        self._finish = "cancel"
+        self._error = taken_over()
+        self._stream.hand_over()
+        return self._stream
+
+    @property
     def calls(self) -> int:
         """Tool calls so far."""
         return self._parser.calls
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._parser.stop_string
+
+    @property
+    def prompt(self) -> bytes:
+        """Packed ids."""
+        return self._stream.request.prompt
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All of the prompt, known from the start."""
+        return self._stream.prompt_tokens
 
     @property
     def reasoning_tokens(self) -> int:
@@ -73,7 +105,7 @@ class Answer:
     async def usage(self) -> Usage:
         """Of the whole request; waits for the engine's last word, which comes a step after a stop string (and after
         some seconds at most, see TokenStream.cancel). Output tokens are those that the client was given."""
-        while self._last is None:
+        while self._last is None and not self._handed_over:
             chunk = await self._stream.next()
             if chunk.finish is not None:
                 self._last = chunk
@@ -101,6 +133,9 @@ class Answer:
     def close(self, status: int) -> None:
         """Write the ledger, with what is known; `status` is what the client was sent. Idempotent; a stream that still
         runs is cancelled."""
+        if self._handed_over:
+            self.ledger.refused(taken_over())
+            return
         self._stream.cancel()
         self.ledger.engine_id = self._stream.engine_id
         self.ledger.reasoning_tokens = self.reasoning_tokens

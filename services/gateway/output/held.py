@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 
 
-def held_back(text: str, tags: Iterable[str]) -> int:
-    """The length of the longest suffix of `text` that is a proper prefix of one of `tags`."""
-    longest = 0
+def unfinished_tag(text: str, start: int, tags: Iterable[str]) -> int:
+    """Where, not before `start`, the text ends in what may become one of `tags`; its length where it does not. Each
+    tag begins with its only `<`."""
+    place = text.rfind("<", start)
+    if place < 0:
+        return len(text)
+    tail = text[place:]
     for tag in tags:
-        for length in range(min(len(tag) - 1, len(text)), longest, -1):
-            if text.endswith(tag[:length]):
-                longest = length
-                break
-    return longest
+        if len(tail) < len(tag) and tag.startswith(tail):
+            return place
+    return len(text)

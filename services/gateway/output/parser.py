@@ -7,12 +7,13 @@ import codecs
 import uuid
 from collections.abc import Callable, Sequence
 
+from services.gateway.output.call_part import CallPart
 from services.gateway.output.pieces import CallDelta, Content, Piece, Reasoning
 from services.gateway.output.stop_strings import StopStrings
 from services.gateway.output.thoughts import Thoughts
 from services.gateway.output.token_bytes import TokenBytes
 from services.gateway.output.tool_arguments import Tools
-from services.gateway.output.tool_calls import ToolCall, ToolCalls
+from services.gateway.output.tool_calls import ToolCalls
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
@@ -37,8 +38,8 @@ class OutputParser:
         "_calls",
         "_decoder",
         "_stops",
+        "_thought_calls",
         "_thoughts",
-        "_tools",
         "calls",
         "consumed",
         "reasoning_tokens",
@@ -50,17 +51,18 @@ class OutputParser:
         token_bytes: TokenBytes,
         stop: Sequence[str] = (),
         *,
-        thinking: bool = False,
+        thinking: bool | None = False,
         tools: Tools | None = None,
         call_id: Callable[[], str] = _call_id,
     ) -> None:
-        """`thinking`: the prompt ends within the thoughts. `tools`: those that may be called; with None or none,
-        calls are text like any other. `call_id` gives each call its id."""
+        """`thinking`: the prompt ends within the thoughts; None: nothing is thoughts. `tools`: those that may be
+        called; with None or none, calls are text like any other. `call_id` gives each call its id."""
         self._bytes = token_bytes
         self._decoder = _utf8("replace")
         self._thoughts = Thoughts(thinking)
-        self._tools = tools or Tools(())
-        self._calls = ToolCalls(self._tools) if tools else None
+        self._calls = ToolCalls(tools) if tools else None
+        self._thought_calls = ToolCalls(tools, at_end=True) if tools else None
+        """Looks for calls among the thoughts, until some of the answer is given."""
         self._stops = StopStrings(stop) if stop else None
         self._call_id = call_id
         self.calls = 0
@@ -71,6 +73,11 @@ class OutputParser:
         """Those of `consumed` that were thoughts, the closing tag included."""
         self.stopped = False
         """A stop string was found: the answer is complete."""
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.found if self._stops is not None else None
 
     def feed(self, tokens: Sequence[int]) -> list[Piece]:
         """What these tokens complete. Nothing once `stopped`."""
@@ -90,24 +97,37 @@ class OutputParser:
 
     def finish(self, complete: bool = True) -> list[Piece]:
         """The rest, at the end of the answer: one U+FFFD for a half character, and what was held back. `complete`:
-        the model has ended it (`stop`); else a tool call that is still open is dropped."""
+        the model has ended it (`stop`); else a tool call that is still open stays without its end."""
         pieces: list[Piece] = []
         if self.stopped:
             return pieces
         self._text(self._decoder.decode(b"", True), pieces)
         thoughts, answer = self._thoughts.finish()
-        _add(pieces, Reasoning(thoughts))
+        self._think(thoughts, pieces)
         self._answer(answer, pieces)
         if self._calls is not None and not self.stopped:
-            self._take(self._calls.finish(complete), pieces)
+            found = self._calls.finish(complete)
+            if not any(isinstance(part, CallPart) or not part.isspace() for part in found):
+                self._end_thoughts(self._thought_calls.finish(complete) if self._thought_calls else (), pieces)
+            self._take(found, pieces)
         if self._stops is not None and not self.stopped:
             _add(pieces, Content(self._stops.release()))
         return pieces
 
     def _text(self, text: str, pieces: list[Piece]) -> None:
         thoughts, answer = self._thoughts.feed(text)
-        _add(pieces, Reasoning(thoughts))
+        self._think(thoughts, pieces)
         self._answer(answer, pieces)
+
+    def _think(self, text: str, pieces: list[Piece]) -> None:
+        if not text:
+            return
+        if self._thought_calls is None:
+            _add(pieces, Reasoning(text))
+            return
+        for part in self._thought_calls.feed(text):
+            assert isinstance(part, str), "among thoughts there are no calls before the end"
+            _add(pieces, Reasoning(part))
 
     def _answer(self, text: str, pieces: list[Piece]) -> None:
         if not text or self.stopped:
@@ -117,7 +137,9 @@ class OutputParser:
         else:
             self._take(self._calls.feed(text), pieces)
 
-    def _take(self, found: Sequence[str | ToolCall], pieces: list[Piece]) -> None:
+    def _take(self, found: Sequence[str | CallPart], pieces: list[Piece]) -> None:
+        if found and self._thought_calls is not None:
+            self._end_thoughts(self._thought_calls.release(), pieces)
         for part in found:
             if self.stopped:
                 return
@@ -126,12 +148,23 @@ class OutputParser:
             else:
                 self._call(part, pieces)
 
-    def _call(self, call: ToolCall, pieces: list[Piece]) -> None:
-        if self._stops is not None:  # no stop string reaches over a call
-            _add(pieces, Content(self._stops.release()))
-        arguments = self._tools.arguments(call.name, call.parameters)
-        pieces.append(CallDelta(self.calls, arguments, self._call_id(), call.name))
-        self.calls += 1
+    def _end_thoughts(self, found: Sequence[str | CallPart], pieces: list[Piece]) -> None:
+        """The rest of the thoughts: text, or the calls that the model made there and did nothing after."""
+        self._thought_calls = None
+        for part in found:
+            if isinstance(part, str):
+                _add(pieces, Reasoning(part))
+            else:
+                self._call(part, pieces)
+
+    def _call(self, part: CallPart, pieces: list[Piece]) -> None:
+        call_id = ""
+        if part.name:
+            call_id = self._call_id()
+            self.calls += 1
+            if self._stops is not None:  # no stop string reaches over a call
+                _add(pieces, Content(self._stops.release()))
+        _add(pieces, CallDelta(self.calls - 1, part.arguments, call_id, part.name, part.done, part.raw))
 
     def _content(self, text: str, pieces: list[Piece]) -> None:
         if self._stops is not None:
@@ -139,14 +172,18 @@ class OutputParser:
         _add(pieces, Content(text))
 
 
-def _add(pieces: list[Piece], piece: Reasoning | Content) -> None:
-    """Append a text, to the last piece if that is of the same kind."""
-    if not piece.text:
-        return
+def _add(pieces: list[Piece], piece: Piece) -> None:
+    """Append a piece, to the last one if that is of the same kind and the same call."""
     last = pieces[-1] if pieces else None
-    if isinstance(piece, Content) and isinstance(last, Content):
-        pieces[-1] = Content(last.text + piece.text)
-    elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
-        pieces[-1] = Reasoning(last.text + piece.text)
-    else:
-        pieces.append(piece)
+    match piece:
+        case CallDelta():
+            if isinstance(last, CallDelta) and last.index == piece.index:
+                arguments = last.arguments + piece.arguments
+                pieces[-1] = CallDelta(piece.index, arguments, last.id, last.name, piece.done, piece.raw)
+            else:
+                pieces.append(piece)
+        case Content(text) | Reasoning(text) if text:
+            if type(last) is type(piece):
+                pieces[-1] = type(piece)(last.text + text)
+            else:
+                pieces.append(piece)

@@ -10,7 +10,7 @@ class StopStrings:
     suffix that is a proper prefix of a stop string is held back.
     """
 
-    __slots__ = ("_failures", "_held", "_matched", "_stops")
+    __slots__ = ("_failures", "_held", "_matched", "_stops", "found")
 
     def __init__(self, stops: Sequence[str]) -> None:
         """No stop string may be empty."""
@@ -18,6 +18,8 @@ class StopStrings:
         self._failures = tuple(_failure(stop) for stop in self._stops)
         self._matched = [0] * len(self._stops)
         self._held = ""
+        self.found: str | None = None
+        """The stop string that ended."""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that may go out, and whether a stop string ended there (then nothing may be fed any more)."""
@@ -39,6 +41,7 @@ class StopStrings:
             if longest:
                 whole = self._held + text[: place + 1]
                 self._held = ""
+                self.found = whole[-longest:]
                 return whole[:-longest], True
         whole = self._held + text
         free = len(whole) - max(matched)

@@ -6,11 +6,10 @@ in: in the family's vocabulary each is a token, in others it is spelled out.
 
 from typing import Literal
 
-from services.gateway.output.held import held_back
+from services.gateway.output.held import unfinished_tag
 
 OPEN = "<think>"
 CLOSE = "</think>"
-_ENDINGS = ("\n" + CLOSE, CLOSE)
 
 _State = Literal["start", "opened", "inside", "closed", "answer"]
 
@@ -20,9 +19,10 @@ class Thoughts:
 
     __slots__ = ("_held", "_newlines", "_state")
 
-    def __init__(self, open: bool) -> None:
-        """`open`: the prompt ends within the thoughts. If not, the model may open them itself, first of all."""
-        self._state: _State = "opened" if open else "start"
+    def __init__(self, open: bool | None) -> None:
+        """`open`: the prompt ends within the thoughts. If not, the model may open them itself, first of all. None:
+        there are none, all is answer."""
+        self._state: _State = "answer" if open is None else "opened" if open else "start"
         self._held = ""
         self._newlines = 2
         """That may still be dropped behind the closing tag."""
@@ -66,7 +66,8 @@ class Thoughts:
     def _inside(self) -> str:
         place = self._held.find(CLOSE)
         if place < 0:
-            place = len(self._held) - held_back(self._held, _ENDINGS)
+            place = unfinished_tag(self._held, 0, (CLOSE,))
+            place -= self._held.endswith("\n", 0, place)
             thoughts, self._held = self._held[:place], self._held[place:]
             return thoughts
         thoughts, self._held = self._held[:place].removesuffix("\n"), self._held[place + len(CLOSE) :]

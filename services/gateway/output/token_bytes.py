@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.output.structure import CLOSE_CALL, OPEN_CALL
 from services.gateway.output.thoughts import CLOSE, OPEN
-from services.gateway.output.tool_calls import CLOSE_CALL, OPEN_CALL
 
 _TAGS = (OPEN, CLOSE, OPEN_CALL, CLOSE_CALL)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,11 @@ _NESTED = 16
 """Schemas within schemas, and references that go round."""
 _NULLS = ("null", "None")
 _BOOLEANS = {"true": True, "false": False}
+_WORDS = (("null", "null"), ("boolean", "true"), ("boolean", "false"))
+_STREAMED = frozenset({"string", "null", "boolean"})
 _KIND_OF = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Tools:
@@ -33,25 +37,69 @@ class Tools:
     def __len__(self) -> int:
         return len(self._schemas)
 
-    def arguments(self, name: str, parameters: Mapping[str, str]) -> str:
-        """A JSON object. A parameter of type string is its text; of another type the value that the text writes,
-        in JSON or as Python does (`True`, `None`); what cannot be read as its type stays a string."""
-        schema = self._schemas.get(name, {})
-        properties = schema.get("properties")
-        known = properties if isinstance(properties, dict) else {}
-        values = {key: _value(text, known.get(key), schema) for key, text in parameters.items()}
-        try:
-            text = json.dumps(values, ensure_ascii=False)
-            text.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
-            return json.dumps(values)
-        except RecursionError:
-            return json.dumps(dict(parameters), ensure_ascii=False)
-        return text
+    def parameter(self, tool: str, name: str) -> "Parameter":
+        """Of a tool or a name that is not declared: one of which nothing is known."""
+        return Parameter(_kinds(self._properties(tool).get(name), self._schemas.get(tool, {})))
+
+    def has_parameter(self, tool: str, name: str) -> bool:
+        return name in self._properties(tool)
+
+    def _properties(self, tool: str) -> Mapping[str, Any]:
+        properties = self._schemas.get(tool, {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
 
 
-def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    kinds = _kinds(schema, root)
+class Parameter:
+    """From the text of one parameter to its value. One of type string is its text; one of another type is the value
+    that the text writes, in JSON or as Python does (`True`, `None`); what cannot be read as its type is a string."""
+
+    __slots__ = ("_kinds", "_words", "streams")
+
+    def __init__(self, kinds: Set[str]) -> None:
+        """`kinds`: the JSON types that the schema allows; empty where it says nothing."""
+        self._kinds = kinds
+        self.streams = "string" in kinds and kinds <= _STREAMED
+        """A text's beginning may tell that it is a string."""
+        self._words = [word for kind, word in _WORDS if kind in kinds]
+
+    def is_string(self, beginning: str) -> bool:
+        """Whether a text that begins so is a string however it goes on, if it `streams`: where null or booleans are
+        allowed too, not while the text may become one of their words."""
+        if not self._words:
+            return True
+        start = beginning.strip()
+        return not any(word.startswith(start) for word in self._words)
+
+    def json(self, text: str) -> str:
+        value = _value(text, self._kinds)
+        written = value_json(value)
+        return to_json(text) if written is None else written
+
+
+def to_json(text: str) -> str:
+    """A JSON string."""
+    return _encode(text)
+
+
+def value_json(value: Any) -> str | None:
+    """JSON that UTF-8 can hold; None for what is nested too deep, or holds a number too large."""
+    try:
+        text = _encode(value)
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
+        return json.dumps(value)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """None for what is no JSON object. Line breaks within strings are read as they are meant."""
+    value = _json(text.strip(), strict=False) if text else None
+    return value if isinstance(value, dict) else None
+
+
+def _value(text: str, kinds: Set[str]) -> Any:
     if kinds == {"string"}:
         return text
     word = text.strip()
@@ -125,9 +173,9 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _json(text: str) -> Any:
+def _json(text: str, strict: bool = True) -> Any:
     """None for what is no JSON."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, strict=strict, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None

@@ -1,235 +1,184 @@
-"""Finds tool calls in text that arrives in pieces. The family writes
+"""Finds tool calls in text that arrives in pieces.
 
-    <tool_call>
-    <function=NAME>
-    <parameter=P>
-    VALUE
-    </parameter>
-    </function>
-    </tool_call>
-
-Values are opaque: nothing in them is escaped, so a value may hold these very tags. A closing tag counts only where
-the next text that is no space could follow it in a call: `</parameter>` before `<parameter=`, `</function>`,
-`</tool_call>` or the end, `</function>` before `</tool_call>`, another `<tool_call>` or the end.
+The family's form (see `structure`) is a call as soon as its `<function=NAME>` closes, and is given out from there on
+while it is written. What has drifted from it is one too, but only when it is whole, since it may be an example: without
+the `<tool_call>`, at the start of a line, if it names a declared tool; as JSON, likewise. Within code it is a call only
+if nothing but calls follows to the end of the answer, as the end of an example does.
 """
 
-import re
-from dataclasses import dataclass, field
-from typing import Literal
-
-from services.gateway.output.held import held_back
+from services.gateway.output.call_part import CallPart
+from services.gateway.output.code_marks import CodeMarks
+from services.gateway.output.held import unfinished_tag
+from services.gateway.output.json_call import JsonCall
+from services.gateway.output.open_call import OpenCall
+from services.gateway.output.structure import OPEN_CALL, OPEN_FUNCTION, skip_space
 from services.gateway.output.tool_arguments import Tools
 
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
-_OPEN_FUNCTION, _CLOSE_FUNCTION = "<function=", "</function>"
-_OPEN_PARAMETER, _CLOSE_PARAMETER = "<parameter=", "</parameter>"
-
-_OPENINGS = (OPEN_CALL, _OPEN_FUNCTION)
-_OPENING = re.compile("|".join(_OPENINGS))
-_SPACE = re.compile(r"\s*")
-_NAME_CHARS = 256
-_NAME = re.compile(rf"[^<>\n]{{1,{_NAME_CHARS}}}")
-
-_Verdict = Literal["yes", "no", "wait"]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    name: str
-    parameters: dict[str, str]
-    """As the model wrote them, without the newline at each side."""
+_OPENINGS = (OPEN_CALL, OPEN_FUNCTION)
+_UNFINISHED = 32
+"""Calls without an end that are tried at the end of an answer, each of which reads the rest once more."""
 
 
 class ToolCalls:
-    """Text in; text without the calls, and the calls, out: the same whatever the cut.
+    """Text in; text without the calls, and the calls, out: the same whatever the cut, but for the places at which
+    texts and arguments are cut.
 
-    What has the form of a call but is none stays text. White space around calls belongs to them. A call without its
-    `<tool_call>` is one if it names a tool that is declared.
+    What has the form of a call but is none stays text. White space around calls belongs to them.
     """
 
-    __slots__ = ("_after_call", "_call", "_held", "_tools")
+    __slots__ = (
+        "_after_call",
+        "_at_end",
+        "_call",
+        "_doubtful",
+        "_held",
+        "_marks",
+        "_pending",
+        "_pending_text",
+        "_tools",
+        "_unfinished",
+    )
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, at_end: bool = False) -> None:
+        """`at_end`: treat the text as code is."""
         self._tools = tools
+        self._at_end = at_end
         self._held = ""
-        """Not given out yet; while a call is open: the white space in front of it, and the call."""
-        self._call: _OpenCall | None = None
+        """Not given out yet; while a call is open: the white space in front of it."""
+        self._call: OpenCall | JsonCall | None = None
+        self._doubtful = False
+        """The call that is open, or about to be, counts only at the end."""
+        self._pending: list[CallPart] = []
+        """Calls that count if nothing else follows, and what they are if something does."""
+        self._pending_text = ""
         self._after_call = False
         """Nothing but white space came since the last call."""
+        self._marks = CodeMarks()
+        self._unfinished = 0
 
-    def feed(self, text: str) -> list[str | ToolCall]:
-        self._held += text
+    def feed(self, text: str) -> list[str | CallPart]:
+        if self._call is not None:
+            self._call.text += text
+        elif not self._held and not self._after_call and not self._pending and _plain(text):
+            self._marks.feed(text)
+            return [text]
+        else:
+            self._held += text
         return self._run(ended=False)
 
-    def finish(self, complete: bool) -> list[str | ToolCall]:
+    def finish(self, complete: bool) -> list[str | CallPart]:
         """The rest, at the end of the answer. `complete`: the model ended it itself; if not, a call that is still open
         is dropped, for its values may be cut."""
-        if self._call is not None and not complete:
-            return []
-        return self._run(ended=True)
-
-    def _run(self, ended: bool) -> list[str | ToolCall]:
-        out: list[str | ToolCall] = []
-        while self._call is not None or self._open(out, ended):
-            assert self._call is not None
-            verdict = self._call.read(self._held, ended)
-            if verdict == "wait":
-                return out
-            if verdict == "yes":
-                out.append(ToolCall(self._call.name, self._call.parameters))
-                self._held = self._held[self._call.at :]
-                self._after_call = True
-            else:
-                self._text(self._call.opening_end, out)
-            self._call = None
+        if not complete:
+            opened = self._call is not None or self._held.lstrip().startswith(OPEN_CALL)
+            return [] if opened and not self._doubtful else self.release()
+        out = self._run(ended=True)
+        out += self._pending
+        self._pending.clear()
         return out
 
-    def _open(self, out: list[str | ToolCall], ended: bool) -> bool:
-        """Give out the text up to the next opening tag, which becomes the open call; False when there is none."""
-        opening = _OPENING.search(self._held)
-        if opening is not None:
-            self._text(len(self._held[: opening.start()].rstrip()), out)
-            start = len(self._held) - len(self._held.lstrip())
-            self._call = _OpenCall(self._tools, start, start + len(opening[0]), opening[0] == OPEN_CALL)
-            return True
-        free = len(self._held)
-        if not ended:
-            free = len(self._held[: free - held_back(self._held, _OPENINGS)].rstrip())
-        self._text(free, out)
-        return False
+    def release(self) -> list[str | CallPart]:
+        """All that is held back, as text."""
+        call = self._call.text if self._call is not None else ""
+        text = self._pending_text + self._held + call
+        if self._after_call and not self._pending:
+            text = text.lstrip()
+        self._held = self._pending_text = ""
+        self._pending.clear()
+        self._call = None
+        return [text] if text else []
 
-    def _text(self, length: int, out: list[str | ToolCall]) -> None:
+    def _run(self, ended: bool) -> list[str | CallPart]:
+        out: list[str | CallPart] = []
+        while self._call is not None or self._open(out, ended):
+            call = self._call
+            assert call is not None
+            verdict = call.read(ended)
+            if call.committed:
+                self._take(call, out)
+            if verdict == "wait":
+                break
+            self._call = None
+            if verdict == "yes":
+                self._close(call, out)
+                continue
+            opening = OPEN_CALL if call.text.startswith(OPEN_CALL) else OPEN_FUNCTION
+            length = len(self._held) + len(opening)
+            self._held += call.text
+            self._unfinished += ended
+            self._text(length if self._unfinished < _UNFINISHED else len(self._held), out)
+        return out
+
+    def _open(self, out: list[str | CallPart], ended: bool) -> bool:
+        """Give out the text up to the next opening tag, which begins the open call; False when there is none."""
+        held = self._held
+        places = [place for place in map(held.find, _OPENINGS) if place >= 0]
+        start = min(places, default=len(held))
+        if not places:
+            if not ended:
+                start = len(held[: unfinished_tag(held, 0, _OPENINGS)].rstrip())
+            self._text(start, out)
+            return False
+        self._text(len(held[:start].rstrip()), out)
+        start = skip_space(self._held, 0)
+        space, text = self._held[:start], self._held[start:]
+        tagged = text.startswith(OPEN_CALL)
+        inner = skip_space(text, len(OPEN_CALL)) if tagged else 0
+        marks = self._marks.after(space)
+        self._doubtful = self._at_end or marks.in_code
+        if inner == len(text) and not ended:
+            return False
+        line_start = self._after_call or bool(self._pending) or marks.at_line_start
+        self._held = space
+        if text.startswith("{", inner) and line_start:
+            self._call = JsonCall(self._tools, text)
+        else:
+            names = "declared" if self._doubtful or not tagged or not line_start else "any"
+            self._call = OpenCall(
+                self._tools,
+                text,
+                names=names if tagged or line_start else "none",
+                live=tagged and not self._doubtful,
+            )
+        return True
+
+    def _close(self, call: OpenCall | JsonCall, out: list[str | CallPart]) -> None:
+        """The call is whole: what it says, and what stands behind it."""
+        space, self._held = self._held, call.text[call.at :]
+        if self._doubtful:
+            self._pending_text += space + call.text[: call.at]
+            self._take(call, self._pending)
+            return
+        self._take(call, out)
+        self._after_call = True
+        self._marks.feed("\n")
+        if call.stray:
+            self._held = call.stray + "\n" + self._held
+
+    @staticmethod
+    def _take(call: OpenCall | JsonCall, out: list[str | CallPart] | list[CallPart]) -> None:
+        part = call.take()
+        if part is not None:
+            out.append(part)
+
+    def _text(self, length: int, out: list[str | CallPart]) -> None:
         """Give out so much of what is held."""
         text, self._held = self._held[:length], self._held[length:]
-        if self._after_call:
+        if self._pending:
+            if not text or text.isspace():
+                self._pending_text += text
+                return
+            text = self._pending_text + text
+            self._pending.clear()
+            self._pending_text = ""
+        elif self._after_call:
             text = text.lstrip()
         if text:
             self._after_call = False
+            self._marks.feed(text)
             out.append(text)
 
 
-@dataclass(slots=True)
-class _OpenCall:
-    """How far one call is read. All places are in the text that the caller holds, which only grows meanwhile; nothing
-    is read twice."""
-
-    tools: Tools
-    at: int
-    """All before is read; at the end: where the call ends."""
-    opening_end: int
-    """Where the opening tag ends: what is given out as text if this is no call."""
-    tagged: bool
-    """It began with `<tool_call>`."""
-    name: str = ""
-    parameters: dict[str, str] = field(default_factory=dict)
-    _parameter: str = ""
-    _scan: int = 0
-    """No closing tag of the open parameter begins before."""
-
-    def read(self, text: str, ended: bool) -> _Verdict:
-        """`yes`: whole, up to `at`. `no`: not a call. `wait`: more text is needed, and only if it has not `ended`."""
-        while True:
-            if not self.name:
-                verdict = self._head(text)
-            elif self._parameter:
-                verdict = self._value(text, ended)
-            else:
-                done = self._ends(text, ended)
-                if done != "no":
-                    return "no" if done == "wait" and ended else done
-                verdict = self._next_parameter(text)
-            if verdict != "yes":
-                return "no" if ended else verdict
-
-    def _head(self, text: str) -> _Verdict:
-        at = _skip(text, self.opening_end) if self.tagged else self.at
-        verdict, name, at = _tag(text, at, _OPEN_FUNCTION)
-        if verdict == "yes":
-            if not self.tagged and name not in self.tools:
-                return "no"
-            self.name, self.at = name, at
-        return verdict
-
-    def _next_parameter(self, text: str) -> _Verdict:
-        verdict, name, at = _tag(text, _skip(text, self.at), _OPEN_PARAMETER)
-        if verdict == "yes":
-            self._parameter, self.at, self._scan = name, at, at
-        return verdict
-
-    def _value(self, text: str, ended: bool) -> _Verdict:
-        while (place := text.find(_CLOSE_PARAMETER, self._scan)) >= 0:
-            behind = place + len(_CLOSE_PARAMETER)
-            verdict = _either(_starts(text, behind, _OPEN_PARAMETER, ended), _call_ends(text, behind, ended)[0])
-            if verdict == "yes":
-                self.parameters[self._parameter] = text[self.at : place].removeprefix("\n").removesuffix("\n")
-                self._parameter, self.at = "", behind
-                return "yes"
-            if verdict == "wait":
-                self._scan = place
-                return "wait"
-            self._scan = place + 1
-        self._scan = max(self._scan, len(text) - len(_CLOSE_PARAMETER) + 1)
-        return "wait"
-
-    def _ends(self, text: str, ended: bool) -> _Verdict:
-        """Whether nothing but the call's end comes here."""
-        if ended and not self.parameters and _skip(text, self.at) == len(text):
-            return "no"  # a head alone says too little to act on
-        verdict, at = _call_ends(text, self.at, ended)
-        if verdict == "yes":
-            self.at = at
-        return verdict
-
-
-def _skip(text: str, at: int) -> int:
-    """Behind white space."""
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
-
-
-def _starts(text: str, at: int, tag: str, ended: bool) -> _Verdict:
-    """Whether the next text that is no space is `tag`."""
-    at = _skip(text, at)
-    if text.startswith(tag, at):
-        return "yes"
-    return "wait" if not ended and tag.startswith(text[at : at + len(tag)]) else "no"
-
-
-def _either(*verdicts: _Verdict) -> _Verdict:
-    return "yes" if "yes" in verdicts else "wait" if "wait" in verdicts else "no"
-
-
-def _behind(text: str, at: int, tag: str) -> int:
-    """The place behind the tag that `_starts` has found."""
-    return _skip(text, at) + len(tag)
-
-
-def _call_ends(text: str, at: int, ended: bool) -> tuple[_Verdict, int]:
-    """Whether here, behind a parameter or a function's head, the call ends; and where."""
-    if ended and _skip(text, at) == len(text):
-        return "yes", len(text)
-    closed, function = _starts(text, at, CLOSE_CALL, ended), _starts(text, at, _CLOSE_FUNCTION, ended)
-    if closed == "yes":
-        return "yes", _behind(text, at, CLOSE_CALL)
-    if function != "yes":
-        return _either(closed, function), at
-    at = _behind(text, at, _CLOSE_FUNCTION)
-    if ended and _skip(text, at) == len(text):
-        return "yes", len(text)
-    closed, another = _starts(text, at, CLOSE_CALL, ended), _starts(text, at, OPEN_CALL, ended)
-    if closed == "yes":
-        return "yes", _behind(text, at, CLOSE_CALL)
-    return _either(closed, another), at
-
-
-def _tag(text: str, at: int, opening: str) -> tuple[_Verdict, str, int]:
-    """Reads `<opening=NAME>`: the name, and the place behind it."""
-    if not text.startswith(opening, at):
-        return ("wait" if opening.startswith(text[at : at + len(opening)]) else "no"), "", at
-    name = _NAME.match(text, at + len(opening))
-    end = name.end() if name else at + len(opening)
-    if end == len(text) and end - at - len(opening) < _NAME_CHARS:
-        return "wait", "", at
-    if name is None or text[end : end + 1] != ">" or not name[0].strip():
-        return "no", "", at
-    return "yes", name[0].strip(), end + 1
+def _plain(text: str) -> bool:
+    """Nothing in it may belong to a call."""
+    return "<" not in text and not text[-1:].isspace()

@@ -36,8 +36,8 @@ class Prompt:
     ids: list[int]
     hints: tuple[int, ...]
     """Prompt lengths at which later prompts may part from this one, as `GenerateRequest.hints`."""
-    opens_thoughts: bool
-    """It ends within the model's thoughts."""
+    opens_thoughts: bool | None
+    """It ends within the model's thoughts; None where all that follows is plain text."""
     thinking: bool | None
     """Whether the model is to think; None where it has no such choice."""
 
@@ -94,6 +94,15 @@ class Language:
             thinking = variables.get("enable_thinking", True) is not False
         return Prompt(ids, hints, tail.endswith(OPEN), thinking)
 
+    async def raw_prompt(self, prompt: str | Sequence[int], limit: int) -> Prompt:
+        """A text or ids that no template touches. Raises PromptTooLong."""
+        if isinstance(prompt, str):
+            ids, hints = await self._encoded(prompt, limit)
+            return Prompt(ids, hints, opens_thoughts=None, thinking=None)
+        if len(prompt) >= limit:
+            raise PromptTooLong(len(prompt), limit)
+        return Prompt(list(prompt), self._boundaries.hints(prompt), opens_thoughts=None, thinking=None)
+
     async def _encoded(self, text: str, limit: int) -> tuple[list[int], tuple[int, ...]]:
         """Ids and hints; a long text is encoded on a thread. Raises PromptTooLong."""
         if len(text) < THREAD_FROM_CHARS:
@@ -121,6 +130,10 @@ class Language:
     def token_id(self, text: str) -> int | None:
         """Of a token that is not learned but added, `<tool_call>` for one; None where there is none."""
         return self._added.get(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens spelled out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, the beginning-of-text token in front where the model wants one. From any thread."""

@@ -1,6 +1,6 @@
-"""GET /health/live, /health/ready and /metrics: for supervisors and Prometheus, so without a key."""
+"""HEAD /, GET /health/live, /health/ready and /metrics: for supervisors and Prometheus, so without a key."""
 
-from litestar import Response, get
+from litestar import Response, get, head
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
@@ -16,6 +16,11 @@ class Health(Struct, frozen=True):
 
 
 def health_routes(engines: EngineClient, open_answers: OpenAnswers, metrics: Metrics) -> list[HTTPRouteHandler]:
+    # Claude Code asks whether its base URL answers.
+    @head("/", status_code=200)
+    async def root() -> None:
+        return None
+
     @get("/health/live")
     async def live() -> Health:
         return Health("ok")
@@ -31,4 +36,4 @@ def health_routes(engines: EngineClient, open_answers: OpenAnswers, metrics: Met
     async def prometheus() -> Response[bytes]:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    return [live, ready, prometheus]
+    return [root, live, ready, prometheus]

@@ -12,14 +12,15 @@ from sqlalchemy import URL, Connection, delete, event, func, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from services.gateway.sessions import schema
 from services.gateway.sessions.lineage import Conversation
 from services.gateway.sessions.models import RequestRow, SessionRow
-from services.gateway.sessions.records import RequestSummary, SessionDetail, SessionSummary
-from services.gateway.sessions.rows import UPSERT_SESSION, Entry, request_values, session_values, text
+from services.gateway.sessions.records import RequestSummary, ResponseRecord, SessionDetail, SessionSummary
+from services.gateway.sessions.responses import IN_MEMORY, ResponseBounds, read_response, write_responses
+from services.gateway.sessions.rows import UPSERT_SESSION, Entry, Row, request_values, session_values, text
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,12 @@ class SessionsUnavailable(Exception):
 class Database:
     """One database. Used by one event loop: a single writer calls `ensure_open`, `write` and `close`; anyone reads."""
 
-    def __init__(self, path: str, max_rows: int, busy_seconds: float) -> None:
+    def __init__(self, path: str, max_rows: int, responses: ResponseBounds, busy_seconds: float) -> None:
         """`path` empty: in memory, gone with `close`. `max_rows`: requests kept. `busy_seconds`: how long to wait for
         another process's lock."""
         self._path = Path(path).expanduser() if path else None
         self._max_rows = max_rows
+        self._responses = responses
         self._busy_seconds = busy_seconds
         self._engine: AsyncEngine | None = None
         self._distrusted = False
@@ -79,25 +81,33 @@ class Database:
         if engine is not None:
             await _dispose(engine)
 
-    async def write(self, entries: Sequence[Entry]) -> None:
-        """Write all entries in one transaction, except those whose request id was written before (so that a batch
-        whose fate is unknown may be written again), and prune. Raises what SQLAlchemy raises; then nothing is written.
-        """
-        by_id = {text(entry.record.request_id): entry for entry in entries}
+    async def write(self, rows: Sequence[Row]) -> None:
+        """Write all rows in one transaction, except those that were written before (so that a batch whose fate is
+        unknown may be written again), and prune. Raises what SQLAlchemy raises; then nothing is written."""
+        entries = [row for row in rows if isinstance(row, Entry)]
+        responses = [row for row in rows if not isinstance(row, Entry)]
         async with self._opened().execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
-            written = await connection.scalars(select(RequestRow.id).where(RequestRow.id.in_(by_id)))
-            for request_id in written.all():
-                del by_id[request_id]
-            if sessions := [session_values(entry) for entry in by_id.values() if entry.record.session_id]:
-                await connection.execute(UPSERT_SESSION, sessions)
-            if requests := [request_values(entry.record) for entry in by_id.values()]:
-                await connection.execute(insert(RequestRow), requests)
-            newest = select(func.max(RequestRow.number)).scalar_subquery()
-            rows = self._max_rows if self.persistent else min(self._max_rows, MEMORY_ROWS)
-            pruned = await connection.execute(delete(RequestRow).where(RequestRow.number <= newest - rows))
-            if pruned.rowcount > 0:
-                oldest = select(func.min(RequestRow.arrived)).scalar_subquery()
-                await connection.execute(delete(SessionRow).where(SessionRow.last_seen < oldest))
+            if entries:
+                await self._write_requests(connection, entries)
+            if responses:
+                bounds = self._responses if self.persistent else self._responses.within(IN_MEMORY)
+                await write_responses(connection, responses, bounds)
+
+    async def _write_requests(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
+        by_id = {text(entry.record.request_id): entry for entry in entries}
+        written = await connection.scalars(select(RequestRow.id).where(RequestRow.id.in_(by_id)))
+        for request_id in written.all():
+            del by_id[request_id]
+        if sessions := [session_values(entry) for entry in by_id.values() if entry.record.session_id]:
+            await connection.execute(UPSERT_SESSION, sessions)
+        if requests := [request_values(entry.record) for entry in by_id.values()]:
+            await connection.execute(insert(RequestRow), requests)
+        newest = select(func.max(RequestRow.number)).scalar_subquery()
+        rows = self._max_rows if self.persistent else min(self._max_rows, MEMORY_ROWS)
+        pruned = await connection.execute(delete(RequestRow).where(RequestRow.number <= newest - rows))
+        if pruned.rowcount > 0:
+            oldest = select(func.min(RequestRow.arrived)).scalar_subquery()
+            await connection.execute(delete(SessionRow).where(SessionRow.last_seen < oldest))
 
     async def sessions(self, limit: int, offset: int) -> tuple[list[SessionSummary], int]:
         """A page of sessions, newest first, and how many there are. Raises SessionsUnavailable."""
@@ -125,6 +135,14 @@ class Database:
             session=msgspec.convert(row, SessionSummary, from_attributes=True),
             requests=[msgspec.convert(request, RequestSummary, from_attributes=True) for request in last],
         )
+
+    async def response(self, id: str) -> ResponseRecord | None:
+        """A stored response, or None. Raises SessionsUnavailable."""
+        try:
+            async with AsyncSession(self._opened()) as session:
+                return await read_response(session, id)
+        except Exception as error:
+            raise _unavailable(error) from error
 
     async def conversations(self, limit: int) -> list[Conversation]:
         """The sessions seen last whose lineage is known, in the order in which they were first seen."""

@@ -86,10 +86,15 @@ class Lineage:
         return self._sessions.get(session_id)
 
     def named(
-        self, session_id: str, source: SessionSource, opening: bytes, hashes: Sequence[BlockHash]
+        self,
+        session_id: str,
+        source: SessionSource,
+        opening: bytes,
+        hashes: Sequence[BlockHash],
+        parent: str | None = None,
     ) -> Conversation:
-        """The session of a name that its client gave. Never has a parent: the client's word is all that counts."""
-        session = self._sessions.get(session_id) or Conversation(session_id, source)
+        """The session of a name that its client gave, with the parent that it gave: its word is all that counts."""
+        session = self._sessions.get(session_id) or Conversation(session_id, source, parent)
         self._advance(session, opening, hashes)
         return session
 

@@ -63,3 +63,27 @@ class RequestRow(Base):
     finish_reason: Mapped[str]
     status: Mapped[int]
     error: Mapped[str]
+
+
+class ResponseRow(Base):
+    """One stored response of the Responses API: see `records.ResponseRecord`."""
+
+    __tablename__ = "responses"
+    __table_args__ = (
+        Index("ix_responses_id", "id", unique=True),
+        Index("ix_responses_chain", "chain"),
+        # Holds all that pruning reads, so that it reads none of the texts.
+        Index("ix_responses_used", "used", "number", "size"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    chain: Mapped[str]
+    previous: Mapped[str | None]
+    created: Mapped[float]
+    used: Mapped[float]
+    """When the newest response of its chain was created: chains that nobody goes on with are pruned first."""
+    size: Mapped[int]
+    """`ResponseRecord.size`"""
+    response: Mapped[bytes]
+    items: Mapped[bytes]

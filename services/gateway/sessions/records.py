@@ -6,22 +6,26 @@ from msgspec import Struct
 
 from services.protocol.generate import Usage
 
-SessionSource = Literal["session_id", "header", "prompt_cache_key", "user", "lineage"]
+SessionSource = Literal["session_id", "header", "prompt_cache_key", "metadata", "user", "lineage"]
 """Who named a session: the request's field or header of that name, or the store itself by the prompt's lineage."""
 
 
 class SessionHint(Struct, frozen=True, kw_only=True):
     """All that a request says about the conversation that it belongs to. Empty = not said."""
 
-    opening: bytes
+    opening: bytes = b""
     """`lineage.opening_digest` of all messages up to the first user message, tools included. Block hashes alone
     cannot tell two agents apart that share a system prompt and whose first user messages are shorter than a block:
     see `Lineage`. Empty where there are no messages (a raw prompt)."""
     session_id: str = ""
     """The body's `session_id`."""
     header: str = ""
-    """The header `x-session-id`."""
+    """The session that the client's headers name, by `x-session-id` or a mark of its own."""
+    parent: str = ""
+    """The session that started the one of `header`."""
     prompt_cache_key: str = ""
+    metadata_user: str = ""
+    """The session within `metadata.user_id`."""
     user: str = ""
 
 
@@ -42,6 +46,33 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
     """None when no engine took the request: then it is no turn of its session."""
     finish_reason: str = ""
     error: str = ""
+
+
+class ResponseRecord(Struct, frozen=True, kw_only=True):
+    """One response of the Responses API, as it is stored for later requests. Both texts are JSON."""
+
+    id: str
+    chain: str
+    """The id of the first response of its chain, which may be its own."""
+    previous: str | None
+    """The response that it goes on from."""
+    created: float
+    """Unix seconds."""
+    response: bytes
+    """The response object."""
+    items: bytes
+    """The input items of its own request, without those of `previous`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.response) + len(self.items)
+
+
+class ForgottenResponse(Struct, frozen=True):
+    """A response that its client has deleted."""
+
+    id: str
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 from services.gateway.sessions.database import Database
 from services.gateway.sessions.lineage import Lineage
-from services.gateway.sessions.records import RequestRecord, SessionDetail, SessionHint, SessionPage, SessionSource
+from services.gateway.sessions.records import (
+    ForgottenResponse,
+    RequestRecord,
+    ResponseRecord,
+    SessionDetail,
+    SessionHint,
+    SessionPage,
+    SessionSource,
+)
+from services.gateway.sessions.responses import ResponseBounds
 from services.gateway.sessions.rows import Entry
 from services.gateway.sessions.writer import Limits, Writer
 from services.protocol.hashing import BlockHash
@@ -24,12 +33,18 @@ class SessionStore:
     on by itself. Without a path, or when a newer version wrote the file, sessions are kept in memory until `close`.
     """
 
-    def __init__(self, path: str, max_rows: int, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        max_rows: int,
+        limits: Limits | None = None,
+        responses: ResponseBounds = ResponseBounds(),  # noqa: B008  a frozen value
+    ) -> None:
         """`path`: the SQLite file, made with its folder where missing; empty: none. `max_rows`: requests kept, the
-        oldest go first; a session goes with its last request."""
+        oldest go first; a session goes with its last request. `responses`: the stored responses that are kept."""
         limits = limits or Limits()
         self._lineage = Lineage()
-        self._database = Database(path, max_rows, limits.busy_seconds)
+        self._database = Database(path, max_rows, responses, limits.busy_seconds)
         self._writer = Writer(self._database, limits, self._restore)
 
     async def start(self) -> None:
@@ -46,12 +61,12 @@ class SessionStore:
 
     @property
     def dropped_rows(self) -> int:
-        """Requests that could not be written since the start."""
+        """Requests and responses that could not be written since the start."""
         return self._writer.dropped
 
     @property
     def waiting_rows(self) -> int:
-        """Requests recorded and not written yet; bounded by `Limits.queue_rows`."""
+        """Rows recorded and not written yet; bounded by `Limits.queue_rows`."""
         return self._writer.waiting
 
     @property
@@ -62,13 +77,14 @@ class SessionStore:
     def resolve(self, hint: SessionHint, block_hashes: Sequence[BlockHash]) -> str:
         """The id of the session that a request belongs to.
 
-        The client's word counts first: `session_id`, then the header, then `prompt_cache_key`, then `user`. Else the
-        prompt's lineage decides (`lineage.py` has the rule). `block_hashes`: the prompt's full blocks
-        (`protocol.hashing.chain`), of any length. About 1 us a block.
+        The client's word counts first: `session_id`, then the header, then `prompt_cache_key`, then
+        `metadata.user_id`, then `user`. Else the prompt's lineage decides (`lineage.py` has the rule).
+        `block_hashes`: the prompt's full blocks (`protocol.hashing.chain`), of any length. About 1 us a block.
         """
         for source, name in _named(hint):
             if session_id := _clean(name):
-                return self._lineage.named(session_id, source, hint.opening, block_hashes).id
+                parent = _clean(hint.parent) if source == "header" else ""
+                return self._lineage.named(session_id, source, hint.opening, block_hashes, parent or None).id
         return self._lineage.infer(hint.opening, block_hashes).id
 
     def record(self, record: RequestRecord) -> None:
@@ -86,6 +102,18 @@ class SessionStore:
             )
         except Exception as error:
             self._writer.drop(1, f"a request could not be recorded: {error!r}")
+
+    def keep_response(self, record: ResponseRecord) -> None:
+        """Store a response. Never waits, never raises."""
+        self._writer.put(record)
+
+    def forget_response(self, id: str) -> None:
+        """Delete a response, behind all that was stored before. Never waits, never raises."""
+        self._writer.put(ForgottenResponse(id))
+
+    async def response(self, id: str) -> ResponseRecord | None:
+        """A response that is written and not pruned, or None. Raises database.SessionsUnavailable."""
+        return await self._database.response(id)
 
     async def sessions(self, limit: int, offset: int) -> SessionPage:
         """A page of sessions, newest first. Raises database.SessionsUnavailable."""
@@ -118,5 +146,6 @@ def _named(hint: SessionHint) -> tuple[tuple[SessionSource, str], ...]:
         ("session_id", hint.session_id),
         ("header", hint.header),
         ("prompt_cache_key", hint.prompt_cache_key),
+        ("metadata", hint.metadata_user),
         ("user", hint.user),
     )

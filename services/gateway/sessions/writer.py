@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.gateway.sessions.database import Database, is_fault, reason
-from services.gateway.sessions.rows import Entry
+from services.gateway.sessions.rows import Row, size
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ COMPLAIN_SECONDS = 60.0
 class Limits:
     queue_rows: int = 4096
     """Rows that may wait."""
+    queue_bytes: int = 64 * 2**20
+    """Bytes of texts among them that may wait."""
     batch_rows: int = 256
     """Rows of one transaction at most."""
     busy_seconds: float = 2.0
@@ -43,7 +45,9 @@ class Writer:
         self._database = database
         self._limits = limits
         self._opened = opened
-        self._rows: deque[Entry] = deque()
+        self._rows: deque[Row] = deque()
+        self._bytes = 0
+        """Of the rows in the queue."""
         self._wake = asyncio.Event()
         """There are rows to write, or it is time to stop."""
         self._idle = asyncio.Event()
@@ -72,14 +76,15 @@ class Writer:
         self._task = asyncio.create_task(self._run(), name="session-writer")
         await _wait(self._tried, seconds)
 
-    def put(self, row: Entry) -> None:
+    def put(self, row: Row) -> None:
         """Hand over a row. It is dropped and counted when the queue is full or the writer was closed."""
         if self._stopping.is_set():
             self.drop(1, "the gateway is stopping")
-        elif len(self._rows) >= self._limits.queue_rows:
+        elif len(self._rows) >= self._limits.queue_rows or self._bytes + size(row) > self._limits.queue_bytes:
             self.drop(1, "too many rows wait to be written")
         else:
             self._rows.append(row)
+            self._bytes += size(row)
             self._idle.clear()
             self._wake.set()
 
@@ -104,6 +109,7 @@ class Writer:
         if self._rows:
             lost = len(self._rows)
             self._rows.clear()
+            self._bytes = 0
             self._complained = -math.inf
             self.drop(lost, "the gateway stopped before all rows were written")
         self._idle.set()
@@ -137,8 +143,7 @@ class Writer:
                 self._wake.clear()
                 self._idle.set()
                 return
-            size = 1 if self._one_by_one else self._limits.batch_rows
-            batch = list(islice(self._rows, size))
+            batch = list(islice(self._rows, 1 if self._one_by_one else self._limits.batch_rows))
             try:
                 await self._database.write(batch)
             except Exception as error:
@@ -149,7 +154,7 @@ class Writer:
                     continue
                 self.drop(1, f"a row cannot be written: {reason(error)}")
             for _ in batch:
-                self._rows.popleft()
+                self._bytes -= size(self._rows.popleft())
             self._one_by_one = max(0, self._one_by_one - len(batch))
 
     def _failed(self, error: Exception) -> None:
