@@ -83,7 +83,8 @@ def test_errors_are_typed(client: OpenAI, smollm: Stack) -> None:
 
 
 def test_models_health_and_sessions(smollm: Stack) -> None:
-    (card,) = httpx.get(f"{smollm.url}/v1/models").json()["data"]
+    card, *aliases = httpx.get(f"{smollm.url}/v1/models").json()["data"]
+    assert all(alias["id"].startswith("claude-") for alias in aliases)
     assert card["max_model_len"] == card["context_length"] == 8192
     assert httpx.get(f"{smollm.url}/health/live").status_code == 200
     smollm.chat("Say hi.", max_tokens=2, user="ann")
