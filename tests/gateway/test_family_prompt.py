@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from services.gateway.openai.chat_response import ChatResponse
 from services.gateway.openai.messages import for_template
 from services.gateway.openai.request import parse
-from services.gateway.openai.thinking import template_variables
 from services.gateway.openai.tools import function_tools
 from services.gateway.output.parser import OutputParser
 from services.gateway.output.tool_arguments import Tools
@@ -19,6 +18,7 @@ from services.gateway.prompt.conversation import with_reminders
 from services.gateway.prompt.language import Language, Prompt
 from services.gateway.prompt.template import ChatTemplate, TemplateFailed
 from services.gateway.renderer import Cost, Ending
+from services.gateway.thinking import template_variables
 from services.protocol.generate import Usage
 from tests.gateway.fake_engines import TEMPLATE
 from tests.gateway.tiny import decode, tiny_bundle

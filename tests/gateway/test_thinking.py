@@ -6,9 +6,9 @@ import pytest
 
 from services.gateway.errors import ApiError
 from services.gateway.openai.request import ChatRequest, parse
-from services.gateway.openai.thinking import template_variables
 from services.gateway.prompt.presets import PRESETS, sampling_defaults
 from services.gateway.sampling import sampling_params
+from services.gateway.thinking import template_variables
 from services.protocol.generate import SamplingParams
 
 OFF = [

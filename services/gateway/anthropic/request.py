@@ -10,8 +10,8 @@ from services.gateway.anthropic.tools import Tool
 from services.gateway.conversation import SamplingWishes
 from services.gateway.errors import unsupported
 from services.gateway.json_body import decode
-from services.gateway.openai.thinking import ENABLE, Reasoning, Switch, template_variables
 from services.gateway.stops import checked_stops
+from services.gateway.thinking import ENABLE, Reasoning, Switch, template_variables
 
 
 class Thinking(Switch, frozen=True):

@@ -9,8 +9,8 @@ from services.gateway.conversation import SamplingWishes
 from services.gateway.errors import unsupported
 from services.gateway.json_body import decode
 from services.gateway.openai.messages import Message
-from services.gateway.openai.thinking import Reasoning, Switch
 from services.gateway.stops import checked_stops
+from services.gateway.thinking import Reasoning, Switch
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -9,7 +9,7 @@ from services.gateway.conversation import SamplingWishes
 from services.gateway.errors import invalid, unsupported
 from services.gateway.json_body import decode
 from services.gateway.openai.request import NotNegative, Penalty, Seed, Share, Tokens
-from services.gateway.openai.thinking import Reasoning, Switch
+from services.gateway.thinking import Reasoning, Switch
 
 MAX_METADATA = 16
 """Pairs, as in OpenAI's API; so are the next two, in characters."""

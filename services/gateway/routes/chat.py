@@ -14,10 +14,10 @@ from services.gateway.conversation import Conversation, Question
 from services.gateway.openai.chat_response import ChatResponse
 from services.gateway.openai.messages import for_template
 from services.gateway.openai.request import parse
-from services.gateway.openai.thinking import template_variables
 from services.gateway.openai.tools import function_tools
 from services.gateway.resends import identity
 from services.gateway.routes.body import read_body
+from services.gateway.thinking import template_variables
 
 PATH = "/v1/chat/completions"
 

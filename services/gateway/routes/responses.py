@@ -17,7 +17,6 @@ from services.gateway.asking import Arrival, Asking
 from services.gateway.client_marks import session_hint
 from services.gateway.conversation import Conversation, Question
 from services.gateway.errors import ApiError, invalid, unsupported
-from services.gateway.openai.thinking import template_variables
 from services.gateway.resends import identity
 from services.gateway.responses import tools
 from services.gateway.responses.events import ResponsesRenderer
@@ -27,6 +26,7 @@ from services.gateway.responses.response_object import ResponseObject
 from services.gateway.responses.store import NO_HISTORY, History, ResponseStore
 from services.gateway.routes.body import read_body
 from services.gateway.sessions.records import ResponseRecord
+from services.gateway.thinking import template_variables
 
 PATH = "/v1/responses"
 

@@ -17,9 +17,9 @@ from services.gateway.errors import invalid
 from services.gateway.json_body import decode
 from services.gateway.openai.completion_request import checked_ids
 from services.gateway.openai.messages import Message, for_template
-from services.gateway.openai.thinking import Reasoning, Switch, template_variables
 from services.gateway.openai.tools import function_tools
 from services.gateway.routes.body import read_body
+from services.gateway.thinking import Reasoning, Switch, template_variables
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):
