@@ -1,15 +1,16 @@
 """The real engine process, which also writes down when its step loop delivered each token.
 
-Run as `python -m bench.recording_engine RECORD`; settings as for `python -m services.engine`. At its end RECORD holds
-JSON lines [request id, offset, count, time.monotonic_ns()].
+Run as `python -m bench.recording_engine RECORD`; settings as for `python -m services.engine`. RECORD gets a line for
+each step, and is whole when the process has ended.
 """
 
-import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from services.engine import __main__ as engine
 from services.engine.assembly import Assembly, Progress, assemble
@@ -17,29 +18,39 @@ from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
 from services.engine.mailbox import StepResult
 
+_Step = tuple[int, list[tuple[str, int, int]]]
+"""time.monotonic_ns(), and of each delta the request's id, its offset and the number of its tokens."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Step).decode
+
 
 def main(record: Path) -> int:
-    delivered: list[tuple[StepResult, int]] = []
+    with record.open("wb") as lines:
 
-    def recording(config: EngineConfig, progress: Progress) -> Assembly:
-        parts = assemble(config, progress)
+        def recording(config: EngineConfig, progress: Progress) -> Assembly:
+            parts = assemble(config, progress)
 
-        def core(deliver: Callable[[StepResult], None]) -> EngineCore:
-            def note(result: StepResult) -> None:
-                delivered.append((result, time.monotonic_ns()))
-                deliver(result)
+            def core(deliver: Callable[[StepResult], None]) -> EngineCore:
+                def note(result: StepResult) -> None:
+                    now = time.monotonic_ns()
+                    deliver(result)
+                    if result.deltas:
+                        deltas = [(delta.request_id, delta.offset, len(delta.tokens)) for _, delta in result.deltas]
+                        lines.write(_encode((now, deltas)) + b"\n")
 
-            return parts.core(note)
+                return parts.core(note)
 
-        return replace(parts, core=core)
+            return replace(parts, core=core)
 
-    engine.assemble = recording
-    code = engine.main()
-    with record.open("w") as lines:
-        for result, now in delivered:
-            for _, delta in result.deltas:
-                lines.write(json.dumps([delta.request_id, delta.offset, len(delta.tokens), now]) + "\n")
-    return code
+        engine.assemble = recording
+        return engine.main()
+
+
+def steps(record: Path) -> Iterator[_Step]:
+    """What a process that has ended wrote down."""
+    with record.open("rb") as lines:
+        yield from map(_decode, lines)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class Stack:
     url: str
     gateway: subprocess.Popen[bytes]
     engine: subprocess.Popen[bytes]
+    nats: subprocess.Popen[bytes]
 
     async def ready(self) -> None:
         """Wait until the gateway has an engine. Raises TimeoutError."""
@@ -44,9 +45,10 @@ def scripted_stack(
     script: Mapping[str, Any],
     gateway: Sequence[str] = ("services.gateway",),
     engine: Sequence[str] = ("services.engine",),
+    **settings: str,
 ) -> Iterator[Stack]:
     """NATS, gateway and an engine that answers by `script` (one line of its file). `gateway` and `engine`: the modules
-    that run them, with arguments. All are stopped at the end."""
+    that run them, with arguments; `settings`: environment variables of both. All are stopped at the end."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         home = Path(folder)
         (home / "script.jsonl").write_text(json.dumps(script) + "\n")
@@ -59,17 +61,19 @@ def scripted_stack(
             "SAMOVAR_DATABASE": str(home / "sessions.db"),
             "SAMOVAR_LOG_LEVEL": "warning",
         }
+        environ |= settings
 
         def start(*argv: str) -> subprocess.Popen[bytes]:
             process = subprocess.Popen(argv, env=environ)
             processes.callback(stop, process)
             return process
 
-        start(str(nats_server()), "--config", str(home / "nats.conf"), "--log", str(home / "nats.log"))
+        nats = start(str(nats_server()), "--config", str(home / "nats.conf"), "--log", str(home / "nats.log"))
         yield Stack(
             f"http://127.0.0.1:{port}",
             start(sys.executable, "-m", *gateway),
             start(sys.executable, "-m", *engine),
+            nats,
         )
 
 

@@ -6,7 +6,6 @@ detokenizing and framing, and this load generator's own reading, which shares th
 """
 
 import asyncio
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import psutil
 
 from bench import results
 from bench.load import Stream, chat
+from bench.recording_engine import steps
 from bench.scripted_stack import scripted_stack, stop
 
 RATE = 100
@@ -80,9 +80,9 @@ async def _measure(server: str, count: int) -> dict[str, Any]:
 def _added_latencies(streams: list[Stream], record: Path) -> list[float]:
     """Milliseconds, one for each counted token."""
     delivered: dict[str, dict[int, int]] = {}
-    for line in record.read_text().splitlines():
-        request_id, offset, tokens, at = json.loads(line)
-        delivered.setdefault(request_id, {}).update(dict.fromkeys(range(offset, offset + tokens), at))
+    for at, deltas in steps(record):
+        for request_id, offset, tokens in deltas:
+            delivered.setdefault(request_id, {}).update(dict.fromkeys(range(offset, offset + tokens), at))
     added = []
     for stream in streams:
         position = 0

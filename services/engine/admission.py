@@ -80,6 +80,11 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for token in sampling.stop_token_ids:
         if not 0 <= token < vocab_size:
             raise Refused("bad_request", f"stop_token_ids has {token}, the vocabulary ends at {vocab_size - 1}")
+    thoughts = sampling.thoughts
+    if thoughts is not None:
+        known = all(0 <= token < vocab_size for token in thoughts.closing)
+        if thoughts.tokens < 1 or thoughts.close not in thoughts.closing or not known:
+            raise Refused("bad_request", f"thoughts: {thoughts} does not close them, or not in this vocabulary")
 
 
 class Admission:

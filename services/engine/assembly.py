@@ -133,6 +133,8 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         page_bytes=pages.page_bytes,
         state_slots=states.count if states is not None else 0,
         state_bytes=states.state_bytes if states is not None else 0,
+        checkpoint_interval=config.checkpoint_interval,
+        checkpoint_gap=config.checkpoint_gap,
     )
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     kv = None

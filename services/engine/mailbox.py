@@ -102,7 +102,26 @@ class StepStats:
     """Written through to the kvstore."""
     loaded_blocks: int = 0
     """Restored from the kvstore."""
+    published_checkpoints: int = 0
+    """That came to the device, computed or restored."""
+    evicted_checkpoints: int = 0
+    """Given up for other states."""
+    checkpoint_hits: int = 0
+    """Requests that went on from one."""
+    stored_checkpoints: int = 0
+    loaded_checkpoints: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoad:
+    """Who has the slots for recurrent states."""
+
+    total: int = 0
+    """0: the model has no such state."""
+    held: int = 0
+    """By requests and copies."""
+    checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +137,4 @@ class StepResult:
     snapshot: tuple[bytes, ...] | None = None
     fatal: str = ""
     """Not empty: the loop has ended on this error (the device is gone); every request got a final `error` delta."""
+    states: StateLoad = StateLoad()

@@ -5,7 +5,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from services.engine.mailbox import StepStats, Timeline
+from services.engine.mailbox import StateLoad, StepStats, Timeline
 from services.protocol.events import EngineLoad
 from services.settings import SettingsError
 
@@ -25,6 +25,7 @@ class EngineMetrics:
         self._waiting = self._gauge("requests_waiting", "Requests in the queue.")
         self._pages = self._gauge("pages_total", "Device pages.")
         self._pages_free = self._gauge("pages_free", "Device pages that no running request uses, cached ones included.")
+        self._states = self._gauge("states", "Slots for recurrent states, by who has them.", "owner")
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival at the engine to the first token.", _FIRST_TOKEN_BUCKETS
         )
@@ -43,13 +44,16 @@ class EngineMetrics:
         self._preemptions = self._counter("preemptions", "Requests put back into the queue for want of pages.")
         self._stored = self._counter("stored_blocks", "Blocks written to the kvstore.")
         self._loaded = self._counter("loaded_blocks", "Blocks restored from the kvstore.")
+        self._checkpoints = self._counter(
+            "checkpoints", "Checkpoints of recurrent states, by what became of them.", "event"
+        )
         self._finished = self._counter("requests", "Requests that ended, by how.", "finish")
         self._cancels = self._counter("cancels", "Cancels that hit a running or waiting request.", "why")
         self._rejected = self._counter("rejected", "Requests not accepted, by reason.", "reason")
         self._replays = self._counter("resumes", "Requests for tokens that a gateway missed.", "result")
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"{_PREFIX}_{name}", text, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"{_PREFIX}_{name}", text, labels, registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{_PREFIX}_{name}", text, labels, registry=self.registry)
@@ -62,6 +66,11 @@ class EngineMetrics:
         self._waiting.set(load.waiting)
         self._pages.set(load.pages_total)
         self._pages_free.set(load.pages_free)
+
+    def states(self, states: StateLoad) -> None:
+        self._states.labels("request").set(states.held)
+        self._states.labels("checkpoint").set(states.checkpoints)
+        self._states.labels("free").set(states.total - states.held - states.checkpoints)
 
     def step(self, stats: StepStats) -> None:
         if stats.rows:
@@ -76,6 +85,15 @@ class EngineMetrics:
             self._stored.inc(stats.stored_blocks)
         if stats.loaded_blocks:
             self._loaded.inc(stats.loaded_blocks)
+        for event, count in (
+            ("published", stats.published_checkpoints),
+            ("evicted", stats.evicted_checkpoints),
+            ("hit", stats.checkpoint_hits),
+            ("stored", stats.stored_checkpoints),
+            ("loaded", stats.loaded_checkpoints),
+        ):
+            if count:
+                self._checkpoints.labels(event).inc(count)
 
     def finished(self, line: Timeline, resumed: int) -> None:
         """`resumed`: output tokens that came with the request: another engine has counted them."""

@@ -72,7 +72,7 @@ def token_messages(engine_id: str, deltas: list[TokenDelta], limit: int) -> list
     half = len(delta.tokens) // 2
     if half == 0:
         raise ValueError(f"max_payload of {limit} bytes is too small for a single token")
-    first = TokenDelta(delta.request_id, delta.offset, delta.tokens[:half])
+    first = TokenDelta(delta.request_id, delta.offset, delta.tokens[:half], cached=delta.cached)
     rest = TokenDelta(
         delta.request_id, delta.offset + half, delta.tokens[half:], delta.finish, delta.usage, delta.error
     )

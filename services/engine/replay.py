@@ -21,6 +21,7 @@ DELTA_TOKENS = 65_536
 class Entry:
     gateway_id: str
     tokens: "array[int]"
+    cached: int | None = None
     finish: FinishReason | None = None
     usage: Usage | None = None
     error: str = ""
@@ -65,6 +66,8 @@ class ReplayBuffer:
         if delta.offset > len(entry.tokens):
             raise ValueError(f"the core skipped tokens of {delta.request_id}: {len(entry.tokens)} -> {delta.offset}")
         entry.tokens.extend(delta.tokens[len(entry.tokens) - delta.offset :])
+        if delta.cached is not None:
+            entry.cached = delta.cached
         if delta.finish is not None:
             entry.finish, entry.usage, entry.error = delta.finish, delta.usage, delta.error
             entry.finished_at = now
@@ -81,8 +84,8 @@ class ReplayBuffer:
         end = offset + DELTA_TOKENS
         tokens = tuple(entry.tokens[offset:end])
         if end < len(entry.tokens):
-            return TokenDelta(request_id, offset, tokens)
-        return TokenDelta(request_id, offset, tokens, entry.finish, entry.usage, entry.error)
+            return TokenDelta(request_id, offset, tokens, cached=entry.cached)
+        return TokenDelta(request_id, offset, tokens, entry.finish, entry.usage, entry.error, entry.cached)
 
     def expire(self, now: float) -> None:
         while self._finished:

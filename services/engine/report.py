@@ -4,8 +4,9 @@ import time
 from dataclasses import replace
 
 from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.checkpoints import Checkpoints
 from services.engine.cache.offload import Offload
-from services.engine.mailbox import StepResult, StepStats, Timeline
+from services.engine.mailbox import StateLoad, StepResult, StepStats, Timeline
 from services.engine.sequence import Sequence
 from services.protocol.events import EngineLoad
 from services.protocol.generate import FinishReason, TokenDelta
@@ -14,8 +15,9 @@ from services.protocol.generate import FinishReason, TokenDelta
 class Report:
     """Owned by the scheduler. Everything that is noted is told exactly once, by the next `take`."""
 
-    def __init__(self, pool: BlockPool, offload: Offload) -> None:
+    def __init__(self, pool: BlockPool, checkpoints: Checkpoints, offload: Offload) -> None:
         self._pool = pool
+        self._checkpoints = checkpoints
         self._offload = offload
         self._deltas: list[tuple[str, TokenDelta]] = []
         self._finished: list[Timeline] = []
@@ -23,15 +25,16 @@ class Report:
         self._step = StepStats()
         self._preemptions = 0
         # As of the last result.
-        self._evictions = 0
-        self._stored = 0
-        self._loaded = 0
+        self._totals = StepStats()
         self._load = EngineLoad()
+        self._states = StateLoad()
 
     def tokens(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
         """A request's output has grown by these."""
         request = sequence.request
-        delta = TokenDelta(request.request_id, len(request.output) - len(tokens), tokens)
+        place = len(request.output) - len(tokens)
+        cached = sequence.cached_device + sequence.cached_host if place == request.resumed else None
+        delta = TokenDelta(request.request_id, place, tokens, cached=cached)
         self._deltas.append((request.gateway_id, delta))
 
     def finished(self, sequence: Sequence, finish: FinishReason, tokens: tuple[int, ...], error: str) -> None:
@@ -55,9 +58,12 @@ class Report:
     def take(self, load: EngineLoad, fatal: str) -> StepResult | None:
         """All since the last call; None when there is nothing to tell."""
         stats = self._take_stats()
+        checkpoints = self._checkpoints
+        states = StateLoad(checkpoints.size, checkpoints.held, checkpoints.on_device)
         stored, removed = self._pool.take_changes()
         counted = stats != StepStats(seconds=stats.seconds)
-        if not (self._deltas or stored or removed or self._snapshot or fatal or counted or load != self._load):
+        changed = counted or load != self._load or states != self._states
+        if not (self._deltas or stored or removed or self._snapshot or fatal or changed):
             return None
         result = StepResult(
             deltas=tuple(self._deltas),
@@ -68,20 +74,39 @@ class Report:
             removed=removed,
             snapshot=tuple(block.name for block in self._pool.blocks()) if self._snapshot else None,
             fatal=fatal,
+            states=states,
         )
-        self._deltas, self._finished, self._snapshot, self._load = [], [], False, load
+        self._deltas, self._finished, self._snapshot = [], [], False
+        self._load, self._states = load, states
         return result
 
     def _take_stats(self) -> StepStats:
         """The last step's counts, with what happened between the steps."""
-        evictions, stored, loaded = self._pool.evictions, self._offload.stored, self._offload.loaded
+        before, now = self._totals, self._count()
         stats = replace(
             self._step,
             preemptions=self._preemptions,
-            evicted_pages=evictions - self._evictions,
-            stored_blocks=stored - self._stored,
-            loaded_blocks=loaded - self._loaded,
+            evicted_pages=now.evicted_pages - before.evicted_pages,
+            stored_blocks=now.stored_blocks - before.stored_blocks,
+            loaded_blocks=now.loaded_blocks - before.loaded_blocks,
+            published_checkpoints=now.published_checkpoints - before.published_checkpoints,
+            evicted_checkpoints=now.evicted_checkpoints - before.evicted_checkpoints,
+            checkpoint_hits=now.checkpoint_hits - before.checkpoint_hits,
+            stored_checkpoints=now.stored_checkpoints - before.stored_checkpoints,
+            loaded_checkpoints=now.loaded_checkpoints - before.loaded_checkpoints,
         )
-        self._step, self._preemptions = StepStats(), 0
-        self._evictions, self._stored, self._loaded = evictions, stored, loaded
+        self._step, self._preemptions, self._totals = StepStats(), 0, now
         return stats
+
+    def _count(self) -> StepStats:
+        """What pool, checkpoints and offload have counted since the start."""
+        return StepStats(
+            evicted_pages=self._pool.evictions,
+            stored_blocks=self._offload.stored,
+            loaded_blocks=self._offload.loaded,
+            published_checkpoints=self._checkpoints.published,
+            evicted_checkpoints=self._checkpoints.evictions,
+            checkpoint_hits=self._checkpoints.hits,
+            stored_checkpoints=self._offload.stored_checkpoints,
+            loaded_checkpoints=self._offload.loaded_checkpoints,
+        )

@@ -63,7 +63,7 @@ class Scheduler:
         self._resume: Resume = BlockResume(self._pool, self._cache)
         if config.state_slots:
             self._resume = CheckpointResume(config, self._pool, self._cache, self._checkpoints, self._offload)
-        self._report = Report(self._pool, self._offload)
+        self._report = Report(self._pool, self._checkpoints, self._offload)
         self._max_model_len = min(config.max_model_len, config.pages * BLOCK_TOKENS)
 
         self._active: dict[str, Sequence] = {}

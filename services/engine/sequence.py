@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from services.engine.cache.prefix_cache import BlockChain
 from services.engine.mailbox import Timeline
 from services.engine.request import Request
-from services.protocol.generate import FinishReason, Usage
+from services.protocol.generate import FinishReason, ThoughtLimit, Usage
 from services.protocol.hashing import root
 from services.protocol.kv import Key
 
@@ -23,6 +23,8 @@ class Sequence:
     chain: BlockChain
     limit: int
     """Tokens at most, by the context length and max_tokens."""
+    thoughts: ThoughtLimit | None = None
+    """None when the thoughts are over, or may be as long as they will."""
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     """KV of positions below this is in `pages`."""
@@ -56,12 +58,14 @@ class Sequence:
     @classmethod
     def of(cls, request: Request, order: int, fingerprint: str, max_model_len: int) -> "Sequence":
         tokens = request.prompt + request.output
+        thoughts = request.sampling.thoughts
         return cls(
             request=request,
             order=order,
             tokens=tokens,
             chain=BlockChain(root(fingerprint, request.cache_salt), tokens),
             limit=min(max_model_len, len(request.prompt) + request.sampling.max_tokens),
+            thoughts=thoughts if thoughts is not None and thoughts.close not in request.output else None,
         )
 
     @property
@@ -82,14 +86,29 @@ class Sequence:
         return "length" if len(self.tokens) >= self.limit else None
 
     def extend(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Append generated tokens up to the one that ends the answer. Returns (those appended, why it ended)."""
-        output = self.request.output
+        """Append generated tokens up to the one that ends the answer, or the one at which its thoughts are to end, and
+        then what closes those. Returns (those appended, why it ended)."""
         for count, token in enumerate(tokens, 1):
-            output.append(token)
-            self.tokens.append(token)
+            self._append(token)
             if (finish := self.finished()) is not None:
                 return tokens[:count], finish
+            if closing := self._closing(token):
+                for other in closing:
+                    self._append(other)
+                return tokens[:count] + closing, self.finished()
         return tokens, None
+
+    def _append(self, token: int) -> None:
+        self.request.output.append(token)
+        self.tokens.append(token)
+
+    def _closing(self, token: int) -> tuple[int, ...]:
+        """What is to follow `token`, the newest one, to close the thoughts; nothing before their limit."""
+        thoughts = self.thoughts
+        if thoughts is None or (token != thoughts.close and len(self.request.output) < thoughts.tokens):
+            return ()
+        self.thoughts = None
+        return () if token == thoughts.close else thoughts.closing[: self.limit - len(self.tokens)]
 
     def found(self, device: int, host: int) -> None:
         """Account for a prefix of `device` + `host` tokens that needs no computing, bar what is to `rerun`. A prompt

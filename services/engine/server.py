@@ -277,6 +277,7 @@ class EngineServer:
         self._load = result.load
         self._metrics.step(result.stats)
         self._metrics.load(result.load)
+        self._metrics.states(result.states)
         self._feed.changed(result.stored, result.removed)
         if result.snapshot is not None:
             self._feed.snapshot(result.snapshot)

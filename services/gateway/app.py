@@ -23,6 +23,7 @@ from services.gateway.routes.completions import CompletionsRoute
 from services.gateway.routes.health import health_routes
 from services.gateway.routes.messages import MessagesRoute
 from services.gateway.routes.models import model_routes
+from services.gateway.routes.openapi import openapi_route
 from services.gateway.routes.responses import ResponsesRoute
 from services.gateway.routes.tokens import TokensRoute
 from services.gateway.served import ServedModels
@@ -90,7 +91,11 @@ def create_app(deps: Deps) -> Litestar:
         ],
     )
     return Litestar(
-        route_handlers=[for_clients, *health_routes(engines, open_answers, metrics)],
+        route_handlers=[
+            for_clients,
+            openapi_route(bool(deps.config.api_keys)),
+            *health_routes(engines, open_answers, metrics),
+        ],
         lifespan=[lifespan],
         exception_handlers={Exception: failed},
         middleware=[metrics.counting],
@@ -98,6 +103,6 @@ def create_app(deps: Deps) -> Litestar:
         cors_config=CORSConfig(
             allow_origins=list(deps.config.cors_origins), expose_headers=["x-request-id", "retry-after"]
         ),
-        openapi_config=None,
+        openapi_config=None,  # `routes.openapi` is in its place
         logging_config=None,
     )

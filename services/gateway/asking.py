@@ -1,5 +1,6 @@
 """From a question to its answer under way: all that may be refused is decided here, before any header is sent."""
 
+import asyncio
 import sys
 import time
 import uuid
@@ -12,6 +13,7 @@ from litestar.types import ASGIApp
 
 from services.gateway.config import GatewayConfig
 from services.gateway.conversation import Conversation, Question, RawPrompt
+from services.gateway.dispatch import HASH_INLINE_TOKENS
 from services.gateway.engine_client import EngineClient
 from services.gateway.engine_errors import EngineError, NoEngine
 from services.gateway.errors import as_api_error, from_engine, invalid, too_long, unavailable
@@ -36,6 +38,7 @@ from services.gateway.token_stream import TokenStream
 from services.protocol import hashing
 from services.protocol.events import ModelCard
 from services.protocol.generate import SamplingParams, pack_ids
+from services.protocol.hashing import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class Asking:
             raise too_long(error.tokens, error.limit) from None
         chat = question.prompt if isinstance(question.prompt, Conversation) else Conversation(messages=())
         call_token = language.token_id(OPEN_CALL)
+        budget = question.sampling.thoughts if prompt.opens_thoughts else None
         sampling = sampling_params(
             question.sampling,
             defaults=sampling_defaults(language.generation_defaults, prompt.thinking),
@@ -128,9 +132,15 @@ class Asking:
             default_max_tokens=self.config.default_max_tokens,
             # The tools stay in the prompt, or all of its cache would be lost for one turn without calls.
             forbidden=[call_token] if chat.tools and not chat.may_call and call_token is not None else [],
+            thoughts=language.thought_limit(budget) if budget is not None else None,
         )
-        ledger.asked(sampling, self._session(question, chat, card, prompt.ids), question.stream)
-        earlier = self.running.joinable(identity, pack_ids(prompt.ids)) if identity is not None else None
+        root = hashing.root(card.fingerprint, question.cache_salt)
+        if len(prompt.ids) > HASH_INLINE_TOKENS:
+            packed, names = await asyncio.to_thread(_packed_and_named, prompt.ids, root, card.block_tokens)
+        else:
+            packed, names = _packed_and_named(prompt.ids, root, card.block_tokens)
+        ledger.asked(sampling, self._session(question, chat, names), question.stream)
+        earlier = self.running.joinable(identity, packed) if identity is not None else None
         if earlier is not None:
             stream = earlier.hand_over()
         else:
@@ -175,13 +185,15 @@ class Asking:
         except EngineError as error:
             raise from_engine(error, len(prompt.ids), card.max_model_len) from error
 
-    def _session(self, question: Question, chat: Conversation, card: ModelCard, ids: Sequence[int]) -> str:
+    def _session(self, question: Question, chat: Conversation, names: Sequence[BlockHash]) -> str:
         opening = opening_digest(_opening(chat.messages)) if chat.messages else b""
-        root = hashing.root(card.fingerprint, question.cache_salt)
-        return self.sessions.resolve(
-            msgspec.structs.replace(question.session, opening=opening),
-            list(hashing.chain(root, ids, card.block_tokens)),
-        )
+        return self.sessions.resolve(msgspec.structs.replace(question.session, opening=opening), names)
+
+
+def _packed_and_named(ids: Sequence[int], root: BlockHash, block_tokens: int) -> tuple[bytes, list[BlockHash]]:
+    """A prompt as `pack_ids` has it, and the names of its full blocks."""
+    packed = pack_ids(ids)
+    return packed, hashing.chain_packed(root, packed, block_tokens)
 
 
 def _opening(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

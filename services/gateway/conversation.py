@@ -36,6 +36,8 @@ class SamplingWishes:
 
     limit: int | None = None
     """Output tokens at most."""
+    thoughts: int | None = None
+    """Tokens of thoughts at most, what closes them included."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

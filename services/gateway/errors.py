@@ -32,6 +32,7 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after: float | None = None,
+        allow: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -43,6 +44,8 @@ class ApiError(Exception):
         """The field at fault, as a path like `messages[2].content`."""
         self.retry_after = retry_after
         """Seconds."""
+        self.allow = allow
+        """Of a 405: the methods that its path has."""
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -50,6 +53,8 @@ class ApiError(Exception):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.allow:
+            headers["allow"] = self.allow
         return headers
 
     def body(self) -> bytes:
@@ -151,4 +156,5 @@ def _from_litestar(error: HTTPException) -> ApiError:
         param = str(first.get("key", "")) or None
         message = f"{param}: {first.get('message', message)}"
     code = _HTTP_CODES.get(error.status_code)
-    return ApiError(error.status_code, "invalid_request_error", message, code=code, param=param)
+    allow = (error.headers or {}).get("allow", "")
+    return ApiError(error.status_code, "invalid_request_error", message, code=code, param=param, allow=allow)

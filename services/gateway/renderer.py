@@ -41,13 +41,13 @@ class Renderer(Protocol):
         ...
 
     @property
-    def lead(self) -> bytes:
-        """Goes out in front of the first piece; may be empty."""
-        ...
-
-    @property
     def waits_for_usage(self) -> bool:
         """Whether `closing` needs the cost: it may come some seconds after the last piece."""
+        ...
+
+    def lead(self, cached: int | None) -> bytes:
+        """Goes out in front of the first piece; may be empty. `cached`: prompt tokens that were found in a cache, None
+        where no engine has said."""
         ...
 
     def keepalive(self) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from services.gateway.conversation import SamplingWishes
 from services.gateway.errors import invalid
-from services.protocol.generate import SamplingParams
+from services.protocol.generate import SamplingParams, ThoughtLimit
 
 FORBIDDEN = 100.0
 """The largest bias of OpenAI's API, defined there as a ban."""
@@ -20,9 +20,11 @@ def sampling_params(
     room: int,
     default_max_tokens: int,
     forbidden: Iterable[int] = (),
+    thoughts: ThoughtLimit | None = None,
 ) -> SamplingParams:
     """`defaults`: the model's own, for what the wishes leave open; a penalty among them is left out of a greedy
     request, which asks for the model's own first choice. `forbidden`: tokens that must not come.
+    `thoughts`: where the engine ends them.
 
     `room`: tokens that fit behind the prompt, at least 1; a larger limit is cut to it, never refused.
 
@@ -49,6 +51,7 @@ def sampling_params(
         # Half of the signed range, which every encoding of a seed on the way holds.
         seed=secrets.randbits(63) if wishes.seed is None else wishes.seed & (2**63 - 1),
         stop_token_ids=stop_token_ids,
+        thoughts=thoughts,
     )
 
 

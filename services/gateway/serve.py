@@ -74,11 +74,15 @@ def listen(host: str, port: int) -> socket.socket:
     address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"port {port} of {host} is in use; choose another with SAMOVAR_PORT") from None
         raise
+    # Connections inherit it. asyncio sets it only on sockets that were made by the name of TCP, which this one was not,
+    # and then a body waits 40 ms for the acknowledgement of its headers.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url(listener: socket.socket) -> str:

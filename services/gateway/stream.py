@@ -13,6 +13,7 @@ from litestar.types import Receive, Scope, Send
 
 from services.gateway.output.answer import Answer
 from services.gateway.output.pieces import Piece, without_broken_call
+from services.gateway.reminder import Reminder
 from services.gateway.renderer import Cost, Ending, Renderer
 from services.protocol.generate import FinishReason
 
@@ -123,30 +124,35 @@ class EventStream:
     async def _send_events(self, send: Send) -> bytes:
         """All events but the last ones, which are returned: they go out when nobody waits for a disconnect any more,
         since the server reports the end of the response as one."""
+        reminder = Reminder(self._keepalive, self._answer.wake)
+        try:
+            return await self._until_the_end(send, reminder)
+        finally:
+            reminder.close()
+
+    async def _until_the_end(self, send: Send, reminder: Reminder) -> bytes:
         answer, renderer = self._answer, self._renderer
-        clock = asyncio.get_running_loop().time
-        lead = renderer.lead
-        due = clock() + self._keepalive
+        led = False
         while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    delta = await answer.next()
-            except TimeoutError:
-                await _send(send, renderer.keepalive())
-                due = clock() + self._keepalive
-                continue
-            event = lead + renderer.pieces(delta.pieces) if delta.pieces else b""
+            delta = await answer.next()
+            event = renderer.pieces(delta.pieces)
+            if event and not led:
+                event = renderer.lead(answer.cached_tokens) + event
+                led = True
             if delta.finish is not None:
                 break
+            if not event and reminder.due:
+                event = renderer.keepalive()
             if event and not answer.abandoned:
                 await _send(send, event)
-                lead = b""
-                due = clock() + self._keepalive
+                reminder.said()
         if answer.abandoned:
             return b""
         if delta.error is not None:
             return event + renderer.error(delta.error)
-        event = (event or lead) + renderer.finish(_ending(answer, delta.finish))
+        if not led:
+            event = renderer.lead(answer.cached_tokens)
+        event += renderer.finish(_ending(answer, delta.finish))
         if not renderer.waits_for_usage:
             return event + renderer.closing(None)
         # A stop string is found before the engine has counted: the end of the text need not wait for that.

@@ -10,6 +10,9 @@ The first one that says something wins, from what names the template's own switc
 
 It matters where the model's template asks for `enable_thinking`. A template that asks for `reasoning_effort` gets the
 nearest of `low`, `medium` and `high`.
+
+How long it may think is a number of tokens: `thinking.budget_tokens`, `reasoning.max_tokens`, `thinking_budget` or
+`thinking_token_budget`. The engine ends the thoughts there.
 """
 
 from typing import Any, Protocol
@@ -31,6 +34,7 @@ class Switch(Struct, frozen=True):
     """`thinking`, as Anthropic's clients write it."""
 
     type: str | None = None
+    budget_tokens: int | None = None
 
 
 class Reasoning(Struct, frozen=True):
@@ -38,6 +42,7 @@ class Reasoning(Struct, frozen=True):
 
     effort: str | None = None
     enabled: bool | None = None
+    max_tokens: int | None = None
 
 
 class Wishes(Protocol):
@@ -84,6 +89,16 @@ def template_variables(request: Wishes) -> dict[str, Any]:
     if wanted is not None and thinks:
         variables[EFFORT] = _NEAREST.get(wanted.lower(), "medium")
     return variables
+
+
+def thought_budget(
+    thinking: Switch | bool | None, reasoning: Reasoning | None = None, *named: int | None
+) -> int | None:
+    """Tokens of thoughts at most; None: as many as the model will. `named`: other servers' fields for it. Numbers below
+    1, which some clients send for `no limit`, say nothing."""
+    switch = thinking.budget_tokens if isinstance(thinking, Switch) else None
+    given = (switch, reasoning.max_tokens if reasoning is not None else None, *named)
+    return next((budget for budget in given if budget is not None and budget > 0), None)
 
 
 def _typed(given: dict[str, Any], name: str, kind: type) -> Any:

@@ -6,7 +6,8 @@ Pure bookkeeping on the event loop's thread. Asking for what is missing is the w
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from services.protocol.events import ModelCard
 from services.protocol.generate import FinishReason, GenerateRequest, SamplingParams, TokenDelta, Usage
@@ -17,8 +18,7 @@ STALL_SECONDS_MAX while the answer is that there is nothing new: the request wai
 STALL_SECONDS_MAX = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """Everything that arrived since the last one."""
 
     tokens: list[int]
@@ -47,6 +47,8 @@ class TokenStream:
         """How often the request was given to another engine, or to the same one after its restart."""
         self.output: list[int] = []
         """All tokens so far, in order and without gap."""
+        self.cached: int | None = None
+        """Prompt tokens that an engine found in a cache; known with the first token."""
         self.cancelled_at = 0.0
         """time.monotonic() of the first `cancel`, 0 before."""
         self._on_cancel = on_cancel
@@ -56,6 +58,7 @@ class TokenStream:
         """Counts the readers that it was handed to."""
         self._last: Chunk | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._woken = False
 
         self.cancel_sent = 0.0
         # The rest is the state that EngineClient and its helpers keep about the request's present engine.
@@ -96,23 +99,30 @@ class TokenStream:
         return self._last is not None
 
     async def next(self) -> Chunk:
-        """All tokens that arrived since the last call; waits until there is something to say.
+        """All tokens that arrived since the last call; waits until there is something to say, or `wake`.
 
         After the chunk with `finish` it returns an empty chunk with the same finish, at once. Never raises for a
         fault of engine or bus: that is a chunk with finish `error`. May be cancelled and called again.
         """
         reader = self._reader
-        while self._read == len(self.output) and self._last is None:
+        while self._read == len(self.output) and self._last is None and not self._woken:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
             if self._reader != reader:
                 return Chunk([])
+        self._woken = False
         tokens = self.output[self._read :]
         self._read = len(self.output)
         last = self._last
         if last is None:
             return Chunk(tokens)
         return Chunk(tokens, last.finish, last.usage, last.error)
+
+    def wake(self) -> None:
+        """Let the reader's `next` return at once, with an empty chunk where nothing has arrived."""
+        self._woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def hand_over(self) -> None:
         """Give all tokens again, from the first one on, to another reader. The present one gets an empty chunk if it
@@ -171,6 +181,8 @@ class TokenStream:
 
     def _append(self, delta: TokenDelta) -> None:
         """`delta.offset` is not beyond the end of the output."""
+        if delta.cached is not None and self.cached is None:
+            self.cached = min(delta.cached, self.prompt_tokens)
         fresh = delta.tokens[len(self.output) - delta.offset :]
         if fresh:
             self.output.extend(fresh)
@@ -189,7 +201,10 @@ class TokenStream:
 
     def _finish(self, finish: FinishReason, usage: Usage | None, error: str) -> None:
         self._ahead.clear()
-        self._last = Chunk([], finish, self._whole_usage(usage), error)
+        whole = self._whole_usage(usage)
+        if self.cached is None and usage is not None:
+            self.cached = whole.cached_tokens
+        self._last = Chunk([], finish, whole, error)
 
     def _whole_usage(self, last: Usage | None) -> Usage:
         """Usage of the whole request, whatever number of engines had a part in it.

@@ -35,6 +35,17 @@ def unpack_ids(data: bytes) -> list[int]:
     return packed.tolist()
 
 
+class ThoughtLimit(Struct, frozen=True, kw_only=True):
+    """Where the engine ends the thoughts that a prompt has opened, if the model has not ended them itself."""
+
+    tokens: int
+    """Output tokens, those of `GenerateRequest.generated` included; 1 or more."""
+    close: int
+    """The token that ends thoughts."""
+    closing: tuple[int, ...]
+    """What is put behind them as if the model had said it, `close` among it. It counts as output."""
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True):
     """How the next token is drawn. Order: penalties and bias on the logits, temperature, top_k, top_p, min_p, draw.
 
@@ -60,6 +71,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     """The gateway always sets one (drawn, when the client gave none), so that a resumed stream goes on alike."""
     stop_token_ids: tuple[int, ...] = ()
     """Any of these ends the answer with `stop`; the stop token itself is sent as the last token."""
+    thoughts: ThoughtLimit | None = None
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True):
@@ -132,6 +144,9 @@ class TokenDelta(Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     usage: Usage | None = None
     error: str = ""
+    cached: int | None = None
+    """Prompt tokens that were found in a cache, as `Usage` will count them: with an engine's first tokens, so that a
+    client can be told before it reads any."""
 
 
 class TokenBatch(Struct, frozen=True, array_like=True):

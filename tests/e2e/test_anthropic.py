@@ -36,4 +36,12 @@ def test_a_tool_call_streams_and_its_cost_is_the_count(scripted: Stack) -> None:
             assert message.stop_reason == "tool_use"
             usage = message.usage
             assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
+        starts = [
+            e.message.usage
+            for e in client.messages.create(**asked, max_tokens=500, stream=True)
+            if e.type == "message_start"
+        ]
+        assert [(u.input_tokens, u.cache_read_input_tokens) for u in starts] == [
+            (messages[1].usage.input_tokens, messages[1].usage.cache_read_input_tokens)
+        ]
         assert messages[1].usage.cache_read_input_tokens

@@ -80,6 +80,8 @@ class Rig:
         self.requests: dict[str, Request] = {}
         self.prompts: dict[str, list[int]] = {}
         self.told: defaultdict[str, list[int]] = defaultdict(list)
+        self.cached: dict[str, int | None] = {}
+        """What was told with the first tokens."""
         self.final: dict[str, TokenDelta] = {}
         self.on_device: set[bytes] = set()
         self.results: list[StepResult] = []
@@ -132,6 +134,10 @@ class Rig:
             else:
                 assert delta.tokens
                 assert delta.usage is None
+                if delta.offset == self.requests[name].resumed:
+                    self.cached[name] = delta.cached
+                else:
+                    assert delta.cached is None
         for timeline in result.finished:
             assert timeline.finish == self.final[timeline.request_id].finish
             assert timeline.usage == self.final[timeline.request_id].usage
@@ -160,6 +166,7 @@ class Rig:
         ran = self.runner.prompt_tokens_run.get(name, 0)
         # Without a state, asking again for the logits of a known position runs a token, which counts once.
         assert usage.computed_tokens == ran if self.runner.slots else usage.computed_tokens <= ran
+        assert self.cached.get(name, usage.cached_tokens) == usage.cached_tokens, "a client was told another number"
         if told[what.resumed :]:
             assert usage.cached_tokens + usage.computed_tokens >= len(prompt)
             if not usage.preemptions:

@@ -61,10 +61,10 @@ def test_a_long_replay_comes_in_parts_with_the_finish_in_the_last() -> None:
     replay = ReplayBuffer(ttl=10)
     whole = tuple(range(replay_module.DELTA_TOKENS + 5))
     replay.begin("r", "gw", ())
-    replay.add(TokenDelta("r", 0, whole, "stop", USAGE), 0.0)
+    replay.add(TokenDelta("r", 0, whole, "stop", USAGE, cached=7), 0.0)
     first = replay.read("r", 0)
     assert first is not None
-    assert (len(first.tokens), first.finish) == (replay_module.DELTA_TOKENS, None)
+    assert (len(first.tokens), first.finish, first.cached) == (replay_module.DELTA_TOKENS, None, 7)
     assert len(codec.encode(first)) < 2**20
     rest = replay.read("r", len(first.tokens))
     assert rest is not None

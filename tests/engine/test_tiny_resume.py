@@ -1,4 +1,7 @@
-"""models/samovar-tiny under the scheduler: whichever way a context comes to the device, the answer is the same."""
+"""models/samovar-tiny under the scheduler: whichever way a context comes to the device, the answer is the same.
+
+On CUDA in float32 as well: there pages and states move on side streams while other requests compute.
+"""
 
 import queue
 import random
@@ -20,17 +23,18 @@ from services.engine.runner import ModelRunner
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.weights.loader import LoadedModel, load_model
 from services.protocol.generate import SamplingParams, Usage
+from tests.devices import DEVICES
 from tests.engine.tiny_prompts import MODEL, prompts, tokenizer
 from tests.fakes import FakeKv
 
-CPU = torch.device("cpu")
 PAGES, SLOTS = 24, 16
 ANSWER = 12
 
 
 @lru_cache
-def loaded() -> LoadedModel:
-    return load_model(EngineConfig(model=str(MODEL), device="cpu", dtype="float32"), lambda share, what: None)
+def loaded(device: torch.device) -> LoadedModel:
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    return load_model(EngineConfig(model=str(MODEL), device=kind, dtype="float32"), lambda share, what: None)
 
 
 @lru_cache
@@ -44,12 +48,12 @@ def context(seed: int, length: int) -> tuple[int, ...]:
 class Engine:
     """Core, scheduler and runner on one thread, with a store under the test's control."""
 
-    def __init__(self, chunk: int) -> None:
-        model = loaded()
+    def __init__(self, chunk: int, device: torch.device) -> None:
+        model = loaded(device)
         assert isinstance(model.model_config, HybridConfig)
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        pages = KvPages(KvLayout.of(model.model_config, torch.float32), PAGES, CPU)
-        states = StatePool(StateLayout.of(model.model_config, torch.float32), SLOTS, CPU)
+        pages = KvPages(KvLayout.of(model.model_config, torch.float32), PAGES, device)
+        states = StatePool(StateLayout.of(model.model_config, torch.float32), SLOTS, device)
         self.store = FakeKv(self.inbox, 64, True, pages.page_bytes, states.state_bytes)
         self.store.connect()
         config = SchedulerConfig(
@@ -62,7 +66,7 @@ class Engine:
             state_bytes=states.state_bytes,
         )
         self.scheduler = Scheduler(config, self.store)
-        runner = ModelRunner(model.model, pages, page_transfers(pages, states), CPU, states)
+        runner = ModelRunner(model.model, pages, page_transfers(pages, states), device, states)
         self.core = EngineCore(self.scheduler, runner, self.inbox, self.take)
         self.told: dict[str, list[int]] = {}
         self.usages: dict[str, Usage] = {}
@@ -103,8 +107,8 @@ class Engine:
 
 
 @lru_cache
-def cold(prompt: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(Engine(4096).serve("cold", prompt))
+def cold(prompt: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
+    return tuple(Engine(4096, device).serve("cold", prompt))
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +119,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("preempted", [False, True])
 @pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("chunk", [70, 4096])
 @pytest.mark.parametrize("way", ["cold", "resumed", "restored"])
-def test_every_way_gives_the_same_tokens(way: str, chunk: int, others: int, preempted: bool) -> None:
-    engine = Engine(chunk)
+def test_every_way_gives_the_same_tokens(
+    way: str, chunk: int, others: int, preempted: bool, device: torch.device
+) -> None:
+    engine = Engine(chunk, device)
     prompt = context(1, 330)
     if way != "cold":
         engine.serve("before", prompt[:270], most=1)
@@ -135,25 +142,27 @@ def test_every_way_gives_the_same_tokens(way: str, chunk: int, others: int, pree
             engine.step()
         engine.scheduler._preempt(sequence)
     engine.run()
-    assert tuple(engine.told["this"]) == cold(prompt)
+    assert tuple(engine.told["this"]) == cold(prompt, device)
     for index in range(others):
-        assert tuple(engine.told[f"other{index}"]) == cold(context(2 + index, 90 + 40 * index))
+        assert tuple(engine.told[f"other{index}"]) == cold(context(2 + index, 90 + 40 * index), device)
     usage = engine.usages["this"]
     found = {"cold": (0, 0), "resumed": (270, 0), "restored": (0, 270)}[way]
     assert (usage.cached_device, usage.cached_host, usage.computed_tokens) == (*found, 330 - sum(found))
     assert usage.preemptions == 2 * preempted
 
 
-def test_an_exact_repeat_computes_nothing_and_says_the_same() -> None:
-    engine = Engine(4096)
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_exact_repeat_computes_nothing_and_says_the_same(device: torch.device) -> None:
+    engine = Engine(4096, device)
     prompt = context(1, 330)
     for name in ("first", "second"):
-        assert tuple(engine.serve(name, prompt)) == cold(prompt)
+        assert tuple(engine.serve(name, prompt)) == cold(prompt, device)
     assert engine.usages["second"].computed_tokens == 0
 
 
-def test_many_go_on_from_one_checkpoint_at_once() -> None:
-    engine = Engine(4096)
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_go_on_from_one_checkpoint_at_once(device: torch.device) -> None:
+    engine = Engine(4096, device)
     shared = context(1, 230)
     ends = [context(10 + index, 20 + index) for index in range(6)]
     engine.serve("before", shared, most=1)
@@ -161,16 +170,17 @@ def test_many_go_on_from_one_checkpoint_at_once() -> None:
         engine.submit(f"r{index}", shared + end)
     engine.run()
     for index, end in enumerate(ends):
-        assert tuple(engine.told[f"r{index}"]) == cold(shared + end)
+        assert tuple(engine.told[f"r{index}"]) == cold(shared + end, device)
         assert engine.usages[f"r{index}"].cached_device == 230
 
 
-def test_a_conversation_is_read_once() -> None:
-    engine = Engine(4096)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_conversation_is_read_once(device: torch.device) -> None:
+    engine = Engine(4096, device)
     talk, known = context(1, 200), 0
     for turn in range(4):
         answer = engine.serve(f"t{turn}", talk)
-        assert tuple(answer) == cold(talk)
+        assert tuple(answer) == cold(talk, device)
         assert engine.usages[f"t{turn}"].cached_device == known
         known = len(talk) + len(answer) - 1
         talk = (*talk, *answer, *context(20 + turn, 70))

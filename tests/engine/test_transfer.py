@@ -187,3 +187,24 @@ def test_copies_work_from_memory_that_cannot_be_locked(
     assert bytes(store.view[4 * UNIT : 4 * UNIT + SIZE]) == content(pages, 1)
     assert caplog.text.count("cannot page-lock") == 1
     transfers.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_failed_lock_is_nobody_elses_error(caplog: pytest.LogCaptureFixture) -> None:
+    """CUDA refuses to lock memory twice, and keeps that as the thread's last error for the next kernel to report."""
+    device = torch.device("cuda")
+    pages = random_pages(device)
+    transfers = page_transfers(pages)
+    store = arena(8 * UNIT)
+    locked = torch.frombuffer(store.view, dtype=torch.uint8).data_ptr()
+    assert int(module._cuda().cudaHostRegister(locked, UNIT, 0)) == 0
+    try:
+        transfers.start([Transfer(1, "store", 0, store, (Extent(0, SIZE),))])
+        torch.full((3,), 2.0, device=device).sum().item()
+        assert wait(transfers) == ([1], [])
+        assert "cannot page-lock" in caplog.text
+        assert bytes(store.view[:SIZE]) == content(pages, 0)
+        transfers.close()
+    finally:
+        module._cuda().cudaHostUnregister(locked)

@@ -83,10 +83,11 @@ class Call:
     stream: TokenStream
     cancelled: asyncio.Event
 
-    def say(self, text: str | bytes | Sequence[int]) -> None:
-        """The engine produces the bytes of a text, or these tokens."""
+    def say(self, text: str | bytes | Sequence[int], cached: int | None = None) -> None:
+        """The engine produces the bytes of a text, or these tokens; with `cached` as with its first ones."""
         data = text.encode() if isinstance(text, str) else text
-        self._deliver(tuple(data))
+        delta = TokenDelta(self.stream.request_id, len(self.stream.output), tuple(data), cached=cached)
+        self.stream.accept(delta, now=0.0)
 
     def finish(self, reason: FinishReason = "stop", error: str = "", **usage: float) -> None:
         tokens = (END,) if reason == "stop" else ()

@@ -1,8 +1,9 @@
-"""`python -m tests.gateway.fuzz_output [--documents N] [--mutated N] [--seconds S] [--seed N]`
+"""`python -m tests.gateway.fuzz_output [--documents N] [--mutated N] [--seconds S] [--seed N] [--jobs N]`
 
 Documents: random answers, each parsed whole and at a random cut, which must give the same pieces; every call that is
 complete must be a JSON object. Mutated: answers with characters changed, dropped, doubled and moved, at a random cut,
-which must give a parse without an exception.
+which must give a parse without an exception. Each document has a seed of its own, which a failure tells: `--seed` of it
+and a count of 1 show it again. Needs no package beside those of `services.gateway.output`, which is msgspec alone.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from services.gateway.output.pieces import CallDelta, Content, Reasoning
@@ -129,22 +132,45 @@ def check_mutated(seed: int) -> None:
         raise AssertionError((seed, text)) from error
 
 
-def main() -> int:
+_CHECKS: dict[str, Callable[[int], None]] = {"documents": check_document, "mutated": check_mutated}
+_SHARE = 500
+"""Documents that a process takes at once."""
+
+
+def _check_share(name: str, seeds: range, deadline: float) -> int:
+    """How many were checked until `deadline`, in time.monotonic() seconds, which all processes of a machine share."""
+    check = _CHECKS[name]
+    for done, seed in enumerate(seeds):
+        if time.monotonic() >= deadline:
+            return done
+        check(seed)
+    return len(seeds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fuzz the parser of answers.")
     parser.add_argument("--documents", type=int, default=0)
     parser.add_argument("--mutated", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of each kind, at most")
     parser.add_argument("--seed", type=int, default=0, help="of the first document")
-    given = parser.parse_args()
-    for name, check, count in (
-        ("documents", check_document, given.documents),
-        ("mutated", check_mutated, given.mutated),
-    ):
-        began, done = time.monotonic(), 0
-        while done < count and time.monotonic() - began < given.seconds:
-            check(given.seed + done)
-            done += 1
-        print(f"{done} {name} in {time.monotonic() - began:.1f} s", flush=True)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    given = parser.parse_args(argv)
+    with ProcessPoolExecutor(given.jobs) as processes:
+        for name, count in (("documents", given.documents), ("mutated", given.mutated)):
+            if not count:
+                continue
+            began = time.monotonic()
+            end = given.seed + count
+            shares = [
+                processes.submit(_check_share, name, range(at, min(at + _SHARE, end)), began + given.seconds)
+                for at in range(given.seed, end, _SHARE)
+            ]
+            try:
+                done = sum(share.result() for share in shares)
+            except AssertionError:
+                processes.shutdown(cancel_futures=True)
+                raise
+            print(f"{done} {name} in {time.monotonic() - began:.1f} s, seeds from {given.seed}", flush=True)
     return 0
 
 

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import anthropic
 import pytest
+from anthropic import beta_async_tool
 
 from services.gateway.engine_errors import EngineRejected
 from tests.gateway.fake_engines import MODEL, FakeEngines
@@ -113,3 +114,41 @@ async def test_a_stop_sequence_is_named() -> None:
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " three")
         assert isinstance(message.content[0], anthropic.types.TextBlock)
         assert message.content[0].text == "One two"
+
+
+async def test_a_call_that_the_limit_cuts_is_run_by_no_helper() -> None:
+    """As in Anthropic's own streams the block is there, as far as it came; `max_tokens` says that it is no call."""
+    ran: list[str] = []
+
+    @beta_async_tool
+    async def read(path: str) -> str:
+        """Reads a file."""
+        ran.append(path)
+        return "x = 1"
+
+    cut = "Let me see.\n\n<tool_call>\n<function=read>\n<parameter=path>\na.py and mo"
+    async with gateway(saying(cut, "length")) as g, client(g) as sdk:
+        asked: Any = {"model": "claude-opus-5", "max_tokens": 2000, "messages": HI}
+        whole = await sdk.messages.create(**asked, tools=TOOLS)
+        assert ([block.type for block in whole.content], whole.stop_reason) == (["text"], "max_tokens")
+        for api in (sdk.messages, sdk.beta.messages):
+            async with api.stream(**asked, tools=TOOLS) as stream:
+                message = await stream.get_final_message()
+            assert ([block.type for block in message.content], message.stop_reason) == (
+                ["text", "tool_use"],
+                "max_tokens",
+            )
+            call = cast(Any, message.content[1])
+            assert (call.name, call.input) == ("read", {})
+        for stream in (True, False):
+            final = await sdk.beta.messages.tool_runner(**asked, tools=[read], stream=stream).until_done()
+            assert final.stop_reason == "max_tokens"
+        assert ran == []
+        # The client's next turn: what it has of the answer goes back, with a result or without.
+        back = [block.model_dump() for block in message.content]
+        for turns in (
+            [{"role": "user", "content": "Go on."}],
+            [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "cut"}]}],
+        ):
+            asked["messages"] = [*HI, {"role": "assistant", "content": back}, *turns]
+            assert (await sdk.messages.create(**asked, tools=TOOLS)).stop_reason == "max_tokens"

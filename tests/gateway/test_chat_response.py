@@ -35,7 +35,7 @@ def test_every_event_has_the_same_head_and_choices(reason: FinishReason) -> None
     usage = Usage(prompt_tokens=5, output_tokens=2, cached_device=1, cached_host=3)
     last = RESPONSE.closing(Cost(usage, 0))
     assert last.endswith(DONE)
-    parts = (RESPONSE.lead, RESPONSE.keepalive(), RESPONSE.finish(Ending(reason)), last.removesuffix(DONE))
+    parts = (RESPONSE.lead(None), RESPONSE.keepalive(), RESPONSE.finish(Ending(reason)), last.removesuffix(DONE))
     chunks = [event(data) for data in parts]
     assert {(c["id"], c["object"], c["created"]) for c in chunks} == {
         ("chatcmpl-id", "chat.completion.chunk", 1_700_000_000)

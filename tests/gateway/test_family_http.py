@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from services.protocol.generate import FinishReason
 from tests.gateway.fake_engines import Call, FakeEngines
 from tests.gateway.http_gateway import Gateway, events, gateway
-from tests.gateway.tiny import encode, tiny_engines
+from tests.gateway.tiny import decode, encode, tiny_engines
 
 READ = {
     "type": "function",
@@ -226,3 +226,44 @@ async def test_the_openai_sdk_reads_thoughts_and_calls() -> None:
         assert thoughts == "Hm."
         assert call.function is not None
         assert json.loads(call.function.arguments or "") == {"path": "a.py", "lines": 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 200}, "max_tokens": 1000}),
+        ("/v1/chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 200}}),
+        ("/v1/chat/completions", {"reasoning": {"max_tokens": 200}}),
+        ("/v1/chat/completions", {"thinking_budget": 200}),
+        ("/v1/chat/completions", {"thinking_token_budget": 200}),
+        ("/v1/responses", {"reasoning": {"effort": "high", "max_tokens": 200}}),
+    ],
+)
+async def test_a_thinking_budget_reaches_the_engine(path: str, fields: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"input" if path == "/v1/responses" else "messages": messages, **fields}
+    async with gateway(saying("Hm.\n</think>\n\nHello!")) as g:
+        assert (await g.http.post(path, json=body)).status_code == 200
+        limit = g.engines.calls[0].sampling.thoughts
+        assert limit is not None
+        assert limit.close == encode("</think>")[0]
+        text = decode(list(limit.closing))
+        assert text.endswith("\n</think>\n\n")
+        # What closes the thoughts is a part of the budget.
+        assert limit.tokens + len(encode(text.removesuffix("\n\n"))) == 200
+
+
+async def test_a_budget_of_thoughts_that_cannot_be_is_none() -> None:
+    async with gateway(saying("Hello!")) as g:
+        for fields in (
+            {"enable_thinking": False, "thinking_budget": 200},
+            {"thinking": {"type": "disabled", "budget_tokens": 200}},
+            {"thinking_budget": 0},
+            {"thinking_budget": -1},
+        ):
+            await ask(g, **fields)
+        await ask(g, thinking_budget=3)
+        *others, small = [call.sampling.thoughts for call in g.engines.calls]
+        assert others == [None] * 4
+        assert small is not None
+        assert small.tokens == 1

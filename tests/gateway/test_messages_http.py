@@ -53,14 +53,18 @@ def sse(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def assemble(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a stream's events build, with the order of the events checked."""
-    assert [e["type"] for e in events[:2]] == ["message_start", "ping"]
+def assemble(events: list[dict[str, Any]], parse: bool = True) -> dict[str, Any]:
+    """The message that a stream's events build, with the order of the events checked. `parse`: inputs of calls are
+    whole, and given as objects."""
+    assert events[0]["type"] == "ping"
+    events = [e for e in events if e["type"] != "ping"]
+    assert events[0]["type"] == "message_start"
     message = events[0]["message"]
     assert (message["content"], message["stop_reason"]) == ([], None)
     inputs: list[str] = []
     open_block = False
-    for event in (e for e in events[2:] if e["type"] != "ping"):
+    begun = message["usage"]
+    for event in events[1:]:
         match event["type"]:
             case "content_block_start":
                 assert not open_block
@@ -87,10 +91,11 @@ def assemble(events: list[dict[str, Any]]) -> dict[str, Any]:
                 assert not open_block
                 message |= event["delta"]
                 message["usage"] = event["usage"]
+                assert {**begun, "output_tokens": 0} == {**event["usage"], "output_tokens": 0}
     assert events[-1] == {"type": "message_stop"}
     for block, text in zip(message["content"], inputs, strict=True):
         if block["type"] == "tool_use":
-            block["input"] = json.loads(text)
+            block["input"] = json.loads(text) if parse else text
     return message
 
 
@@ -163,18 +168,23 @@ async def test_stop_reasons() -> None:
         assert (await both(g))["content"] == []
 
 
-async def test_message_start_comes_at_once_and_pings_until_the_first_token() -> None:
+async def test_pings_come_at_once_and_message_start_with_the_first_token() -> None:
     async with gateway(keepalive=0.05) as g:
         body = {"model": MODEL, "max_tokens": 9, "messages": [USER], "stream": True}
         async with g.http.stream("POST", "/v1/messages?beta=true", json=body) as response:
             call = await g.engines.called()
             lines = (line async for line in response.aiter_lines() if line.startswith("data: "))
             types = [json.loads((await asyncio.wait_for(anext(lines), 5))[6:])["type"] for _ in range(4)]
-            assert types == ["message_start", "ping", "ping", "ping"]
-            call.say("now")
-            call.finish()
+            assert types == ["ping", "ping", "ping", "ping"]
+            call.say("now", cached=3)
+            call.finish(cached_host=3)
             rest = [json.loads(line[6:]) async for line in lines]
-        assert [e["type"] for e in rest if e["type"] != "ping"] == [
+        rest = [e for e in rest if e["type"] != "ping"]
+        usage = {"input_tokens": len(call.prompt) - 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3}
+        assert rest[0]["message"]["usage"] == {**usage, "output_tokens": 0}
+        assert rest[-2]["usage"] == {**usage, "output_tokens": 4}
+        assert [e["type"] for e in rest] == [
+            "message_start",
             "content_block_start",
             "content_block_delta",
             "content_block_stop",

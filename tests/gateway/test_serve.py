@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -165,3 +166,11 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(fault: str) -> None:
     assert gateway.returncode == 2
     assert len(told.strip().splitlines()) == 1
     assert named in told
+
+
+def test_connections_send_at_once() -> None:
+    """Else the body of a small answer waits for the acknowledgement of its headers."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as _:
+        accepted, _address = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -30,6 +30,7 @@ from services.protocol.generate import (
     Resume,
     ResumeReply,
     SamplingParams,
+    ThoughtLimit,
     TokenBatch,
     TokenDelta,
     Usage,
@@ -59,6 +60,7 @@ SAMPLING = SamplingParams(
     logit_bias={7: -100.0, 248_000: 1.5},
     seed=2**63 - 1,
     stop_token_ids=(1, 2),
+    thoughts=ThoughtLimit(tokens=9, close=5, closing=(4, 5)),
 )
 REQUEST = GenerateRequest(
     request_id="r",
@@ -70,7 +72,7 @@ REQUEST = GenerateRequest(
     session_id="s",
     hints=(64, 90),
 )
-DELTA = TokenDelta("r", 3, (4, 5), "stop", USAGE, "no error")
+DELTA = TokenDelta("r", 3, (4, 5), "stop", USAGE, "no error", 2)
 CARD = ModelCard(
     name="m",
     fingerprint="f",

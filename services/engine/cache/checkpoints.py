@@ -89,6 +89,12 @@ class Checkpoints:
         self._on_device: dict[Key, Checkpoint] = {}
         self._remembered: dict[Key, Checkpoint] = {}
         self._clock = 0
+        self.published = 0
+        """Checkpoints that came to the device since the start, computed or restored."""
+        self.evictions = 0
+        """Checkpoints that were given up for other states since the start."""
+        self.hits = 0
+        """Times that a request went on from a checkpoint since the start."""
 
     # Slots.
 
@@ -96,6 +102,16 @@ class Checkpoints:
     def available(self) -> int:
         """Slots that `take` can give."""
         return len(self._free) + sum(not checkpoint.pins for checkpoint in self._on_device.values())
+
+    @property
+    def held(self) -> int:
+        """Slots that requests and copies have."""
+        return len(self._held)
+
+    @property
+    def on_device(self) -> int:
+        """Slots that checkpoints have."""
+        return len(self._on_device)
 
     def take(self) -> int | None:
         """A slot, held from now on; None when all are held or pinned."""
@@ -137,6 +153,7 @@ class Checkpoints:
         self._remembered.pop(mark.key, None)
         self._held.remove(slot)
         self._on_device[mark.key] = known
+        self.published += 1
         self._touch(known)
         if page >= 0:
             parent = mark.block if mark.full else b""
@@ -183,6 +200,7 @@ class Checkpoints:
         if (page := self.tail(checkpoint)) >= 0:
             self._pool.release((page,), used)
         if used:
+            self.hits += 1
             checkpoint.uses += 1
             self._touch(checkpoint)
 
@@ -192,6 +210,7 @@ class Checkpoints:
         if page >= 0:
             self._pool.acquire((page,))
         slot = checkpoint.slot
+        self.hits += 1
         self._leave_device(checkpoint)
         self._held.add(slot)
         return slot, page
@@ -238,6 +257,7 @@ class Checkpoints:
 
     def _evict(self, checkpoint: Checkpoint) -> None:
         slot = checkpoint.slot
+        self.evictions += 1
         self._leave_device(checkpoint)
         self._free.append(slot)
 

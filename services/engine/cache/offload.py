@@ -66,6 +66,16 @@ class Offload:
         return self._stores.stored
 
     @property
+    def loaded_checkpoints(self) -> int:
+        """Checkpoints restored since the start."""
+        return self._restores.loaded_checkpoints
+
+    @property
+    def stored_checkpoints(self) -> int:
+        """Checkpoints written through since the start."""
+        return self._stores.stored_checkpoints
+
+    @property
     def connected(self) -> bool:
         return self._kv.arena is not None
 

@@ -108,6 +108,8 @@ class Restores:
         self._ended: list[Restored] = []
         self.loaded = 0
         """Blocks loaded since the start."""
+        self.loaded_checkpoints = 0
+        """Checkpoints loaded, with all that belongs to them, since the start."""
 
     @property
     def loading(self) -> int:
@@ -304,6 +306,7 @@ class Restores:
             checkpoint = self._checkpoints.named(restore.mark.key)
             assert checkpoint is not None  # ours, or one that came from elsewhere meanwhile
             checkpoint.stored = True
+            self.loaded_checkpoints += 1
         if restore.tail >= 0:
             self._pool.release((restore.tail,), used=False)
         restore.slot = restore.tail = -1

@@ -1,5 +1,6 @@
 """The worker half of offload: moves pages and states between the device and the kvstore's arena."""
 
+import contextlib
 import logging
 import weakref
 from collections import deque
@@ -59,12 +60,22 @@ def _cuda() -> Any:
     return torch.cuda.cudart()
 
 
+def _forget_error(device: torch.device) -> None:
+    """The runtime keeps the code of a failed call as this thread's last error, and the next kernel launch, which may be
+    the model's, would take it for its own and raise. torch has nothing to clear it with: let a launch of no use take
+    it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=device)
+
+
 class _HostMemory:
     """An arena as a uint8 tensor, page-locked piece by piece where CUDA copies from it."""
 
-    def __init__(self, view: memoryview, register: bool) -> None:
+    def __init__(self, view: memoryview, device: torch.device) -> None:
+        """`device`: the one that copies from and to it."""
         self._bytes: Tensor | None = torch.frombuffer(view, dtype=torch.uint8)
-        self._register = register
+        self._device = device
+        self._register = device.type == "cuda"
         self._registered: set[int] = set()
 
     def slices(self, offset: int, length: int) -> Iterator[Tensor]:
@@ -87,6 +98,7 @@ class _HostMemory:
             # Copies from pageable memory are slow and hold the loop up, but right.
             log.warning("cannot page-lock the kvstore's arena (CUDA error %d): offload will be slow", error)
             self._register = False
+            _forget_error(self._device)
         else:
             self._registered.add(piece)
 
@@ -101,8 +113,8 @@ class _HostMemory:
 class _Arenas:
     """The arenas met so far, each made a tensor once and let go with its last user."""
 
-    def __init__(self, register: bool) -> None:
-        self._register = register
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._memories: weakref.WeakKeyDictionary[Arena, _HostMemory] = weakref.WeakKeyDictionary()
 
     def pairs(self, parts: Sequence[Tensor], transfer: Transfer) -> Iterator[tuple[Tensor, Tensor]]:
@@ -132,7 +144,7 @@ class _Arenas:
     def _memory(self, arena: Arena) -> _HostMemory:
         memory = self._memories.get(arena)
         if memory is None:
-            memory = self._memories[arena] = _HostMemory(arena.view, self._register)
+            memory = self._memories[arena] = _HostMemory(arena.view, self._device)
             # The memory must be unlocked before it is unmapped.
             weakref.finalize(arena, memory.close).atexit = False
         return memory
@@ -162,7 +174,7 @@ class CpuTransfers:
     def __init__(self, pages: KvPages, states: StatePool | None = None) -> None:
         self._pages = pages
         self._states = states
-        self._arenas = _Arenas(register=False)
+        self._arenas = _Arenas(pages.tensor.device)
         self._done: list[int] = []
         self._failed: list[int] = []
 
@@ -205,8 +217,8 @@ class CudaTransfers:
     def __init__(self, pages: KvPages, states: StatePool | None = None) -> None:
         self._pages = pages
         self._states = states
-        self._arenas = _Arenas(register=True)
         self._device = pages.tensor.device
+        self._arenas = _Arenas(self._device)
         self._streams = {"load": torch.cuda.Stream(self._device), "store": torch.cuda.Stream(self._device)}
         self._pending: dict[str, deque[_Pending]] = {"load": deque(), "store": deque()}
 
@@ -241,11 +253,14 @@ class CudaTransfers:
         return Progress(tuple(done), tuple(failed), sum(map(len, self._pending.values())))
 
     def close(self) -> None:
-        for stream in self._streams.values():
-            stream.synchronize()
-        for queue in self._pending.values():
-            queue.clear()
-        self._arenas.close()
+        """Raises RuntimeError when the device is lost; the arenas are let go all the same."""
+        try:
+            for stream in self._streams.values():
+                stream.synchronize()
+        finally:
+            for queue in self._pending.values():
+                queue.clear()
+            self._arenas.close()
 
 
 def _copy(transfer: Transfer, part: Tensor, host: Tensor) -> None:

@@ -73,6 +73,8 @@ class WriteThrough:
         self._busy_states = 0
         self.stored = 0
         """Blocks committed since the start."""
+        self.stored_checkpoints = 0
+        """Checkpoints committed since the start."""
 
     @property
     def copying(self) -> int:
@@ -188,6 +190,7 @@ class WriteThrough:
                 committed.append(store.key)
                 if isinstance(store.what, Checkpoint):
                     store.what.stored = True
+                    self.stored_checkpoints += 1
                 else:
                     self.stored += 1
             elif current:

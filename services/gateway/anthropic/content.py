@@ -36,12 +36,12 @@ class Block(Struct, frozen=True, kw_only=True):
     source: Source | str | None = None
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class MessageParam(Struct, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-def for_template(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
+def for_template(system: str | Sequence[Block] | None, messages: Sequence[MessageParam]) -> list[dict[str, Any]]:
     """In the one form that templates know (`conversation.Conversation.messages`), in order: a late system message
     stays where it is. Raises ApiError naming the block that cannot be used."""
     plain: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _json = msgspec.json.Encoder().encode
 
 
-class _Usage(Struct, frozen=True, kw_only=True):
+class MessageUsage(Struct, frozen=True, kw_only=True):
     """The three kinds of input tokens together are the whole prompt."""
 
     input_tokens: int
@@ -27,7 +27,7 @@ class _Usage(Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class _Message(Struct, frozen=True, kw_only=True):
+class MessageAnswer(Struct, frozen=True, kw_only=True):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -35,13 +35,17 @@ class _Message(Struct, frozen=True, kw_only=True):
     content: Sequence[dict[str, Any]] = ()
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
-    usage: _Usage
+    usage: MessageUsage
 
 
 class MessageResponse:
-    """A Renderer. A stream keeps one content block open at a time."""
+    """A Renderer. A stream keeps one content block open at a time.
 
-    lead = b""
+    `message_start` carries how much of the prompt was cached, and some clients read it nowhere else: so it waits for
+    the first token, and pings go out before it. (SDKs drop pings, whatever their place.)
+    """
+
+    opening = PING
     waits_for_usage = True
 
     def __init__(self, request_id: str, model: str, prompt_tokens: int) -> None:
@@ -55,13 +59,10 @@ class MessageResponse:
         self._open: type[Reasoning] | type[Content] | type[CallDelta] | None = None
         self._stop: tuple[StopReason, str | None] = ("end_turn", None)
 
-    @property
-    def opening(self) -> bytes:
-        """How much of the prompt is cached is not known yet: the usage in `message_delta` tells, and counts."""
-        message = _Message(
-            id=self._id, model=self._model, usage=_Usage(input_tokens=self._prompt_tokens, output_tokens=0)
-        )
-        return _event("message_start", {"message": message}) + PING
+    def lead(self, cached: int | None) -> bytes:
+        read = cached or 0
+        usage = MessageUsage(input_tokens=self._prompt_tokens - read, cache_read_input_tokens=read, output_tokens=0)
+        return _event("message_start", {"message": MessageAnswer(id=self._id, model=self._model, usage=usage)})
 
     def keepalive(self) -> bytes:
         return PING
@@ -127,7 +128,7 @@ class MessageResponse:
     def whole(self, pieces: Sequence[Piece], ending: Ending, cost: Cost) -> bytes:
         reason, sequence = _stop(ending)
         return _json(
-            _Message(
+            MessageAnswer(
                 id=self._id,
                 model=self._model,
                 content=self._blocks(pieces),
@@ -174,9 +175,9 @@ def _stop(ending: Ending) -> tuple[StopReason, str | None]:
     return "end_turn", None
 
 
-def _usage(cost: Cost) -> _Usage:
+def _usage(cost: Cost) -> MessageUsage:
     usage = cost.usage
-    return _Usage(
+    return MessageUsage(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,

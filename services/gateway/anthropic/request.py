@@ -5,22 +5,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from services.gateway.anthropic.content import Block, Message
+from services.gateway.anthropic.content import Block, MessageParam
 from services.gateway.anthropic.tools import Tool
 from services.gateway.conversation import SamplingWishes
 from services.gateway.errors import unsupported
 from services.gateway.json_body import decode
+from services.gateway.openapi.only import EMPTY, only
 from services.gateway.stops import checked_stops
-from services.gateway.thinking import ENABLE, Reasoning, Switch, template_variables
-
-
-class Thinking(Switch, frozen=True):
-    """`enabled`, `adaptive` or `disabled`. `budget_tokens` and `display` are taken and change nothing: the model ends
-    its thoughts itself, within `max_tokens`."""
+from services.gateway.thinking import ENABLE, Reasoning, Switch, template_variables, thought_budget
 
 
 class ToolChoice(Struct, frozen=True):
-    type: str
+    type: Annotated[str, only("auto", "none")]
 
 
 class Metadata(Struct, frozen=True):
@@ -29,13 +25,13 @@ class Metadata(Struct, frozen=True):
 
 class OutputConfig(Struct, frozen=True):
     effort: str | None = None
-    format: Any = None
+    format: Annotated[Any, only(None)] = None
 
 
 class MessagesRequest(Struct, frozen=True, kw_only=True):
     """None everywhere means `not given`. `cache_control` may stand anywhere: every prefix is cached without it."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[MessageParam], Meta(min_length=1)]
     model: str | None = None
     system: str | list[Block] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -47,11 +43,12 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: Switch | None = None
+    """`enabled`, `adaptive` or `disabled`. Its `display` is taken and changes nothing."""
     output_config: OutputConfig | None = None
     metadata: Metadata | None = None
-    mcp_servers: list[Any] | None = None
-    output_format: Any = None
+    mcp_servers: Annotated[list[Any], EMPTY] | None = None
+    output_format: Annotated[Any, only(None)] = None
 
     chat_template_kwargs: dict[str, Any] | None = None
     """Not Anthropic's: as in the chat API, for the model's template."""
@@ -78,7 +75,13 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> SamplingWishes:
-        return SamplingWishes(limit=self.max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        return SamplingWishes(
+            limit=self.max_tokens,
+            thoughts=thought_budget(self.thinking),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )
 
     @property
     def may_call(self) -> bool:

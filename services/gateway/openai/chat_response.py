@@ -19,43 +19,43 @@ ChatFinish = FinishReason | Literal["tool_calls"]
 _json = msgspec.json.Encoder().encode
 
 
-class _Function(Struct, frozen=True):
+class AnswerFunction(Struct, frozen=True):
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class _Call(Struct, frozen=True, kw_only=True):
+class AnswerCall(Struct, frozen=True, kw_only=True):
     """In a stream `index` is set; `id`, `type` and the name only where a call begins."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
-    function: _Function
+    function: AnswerFunction
 
 
-class _Message(Struct, frozen=True, kw_only=True):
+class AnswerMessage(Struct, frozen=True, kw_only=True):
     """Thoughts go by both names that clients read, or by none."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: tuple[_Call, ...] | UnsetType = UNSET
+    tool_calls: tuple[AnswerCall, ...] | UnsetType = UNSET
 
 
-class _Choice(Struct, frozen=True, kw_only=True):
+class ChatChoice(Struct, frozen=True, kw_only=True):
     index: int = 0
-    message: _Message
+    message: AnswerMessage
     logprobs: None = None
     finish_reason: ChatFinish
 
 
-class _Completion(Struct, frozen=True, kw_only=True):
+class ChatCompletion(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: tuple[_Choice, ...]
+    choices: tuple[ChatChoice, ...]
     usage: WholeUsage
 
 
@@ -76,8 +76,10 @@ class ChatResponse:
             _json(model),
         )
         self._delta = self._head + b'{"index":0,"delta":'
-        self.lead = self._head + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+
+    def lead(self, cached: int | None) -> bytes:
         """The event that says who speaks."""
+        return self._head + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 
     def keepalive(self) -> bytes:
         """Without content: every client that reads events resets its timer at it, while comments are no events."""
@@ -116,18 +118,18 @@ class ChatResponse:
 
     def whole(self, pieces: Sequence[Piece], ending: Ending, cost: Cost) -> bytes:
         thoughts = "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]) or UNSET
-        message = _Message(
+        message = AnswerMessage(
             content="".join([piece.text for piece in pieces if isinstance(piece, Content)]),
             reasoning_content=thoughts,
             reasoning=thoughts,
             tool_calls=_whole_calls(piece for piece in pieces if isinstance(piece, CallDelta)) or UNSET,
         )
         return _json(
-            _Completion(
+            ChatCompletion(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=(_Choice(message=message, finish_reason=chat_finish(ending)),),
+                choices=(ChatChoice(message=message, finish_reason=chat_finish(ending)),),
                 usage=whole_usage(cost),
             )
         )
@@ -138,19 +140,21 @@ def chat_finish(ending: Ending) -> ChatFinish:
     return "tool_calls" if ending.reason == "stop" and ending.calls else ending.reason
 
 
-def _streamed(delta: CallDelta) -> _Call:
+def _streamed(delta: CallDelta) -> AnswerCall:
     if not delta.id:
-        return _Call(index=delta.index, function=_Function(delta.arguments))
-    return _Call(index=delta.index, id=delta.id, type="function", function=_Function(delta.arguments, delta.name))
+        return AnswerCall(index=delta.index, function=AnswerFunction(delta.arguments))
+    return AnswerCall(
+        index=delta.index, id=delta.id, type="function", function=AnswerFunction(delta.arguments, delta.name)
+    )
 
 
-def _whole_calls(deltas: Iterable[CallDelta]) -> tuple[_Call, ...]:
+def _whole_calls(deltas: Iterable[CallDelta]) -> tuple[AnswerCall, ...]:
     first: dict[int, CallDelta] = {}
     arguments: dict[int, list[str]] = {}
     for delta in deltas:
         first.setdefault(delta.index, delta)
         arguments.setdefault(delta.index, []).append(delta.arguments)
     return tuple(
-        _Call(id=call.id, type="function", function=_Function("".join(arguments[index]), call.name))
+        AnswerCall(id=call.id, type="function", function=AnswerFunction("".join(arguments[index]), call.name))
         for index, call in first.items()
     )

@@ -3,74 +3,30 @@
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
 
 from services.gateway.conversation import RawPrompt, SamplingWishes
 from services.gateway.errors import invalid, unsupported
 from services.gateway.json_body import decode
-from services.gateway.openai.request import Bias, NotNegative, Penalty, Seed, Share, StreamOptions, Tokens
+from services.gateway.openai.generation_request import GenerationRequest
+from services.gateway.openapi.only import only
 from services.gateway.stops import checked_stops
 
 DEFAULT_LIMIT = 16
 """Output tokens without a `max_tokens`, as this API defines it: a raw prompt seldom makes a model stop by itself."""
 
 
-class CompletionRequest(Struct, frozen=True, kw_only=True):
-    """None everywhere means `not given`."""
-
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt: str | list[Any]
     """A text, token ids, or a list with one of these."""
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
-    max_tokens: Tokens | None = None
-    stop: str | list[str] | None = None
-    temperature: NotNegative | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    logit_bias: dict[int, Bias] | None = None
-    seed: Seed | None = None
-
-    user: str | None = None
-    session_id: str | None = None
-    prompt_cache_key: str | None = None
-    cache_salt: str | None = None
-
-    n: int | None = None
-    best_of: int | None = None
-    echo: bool | None = None
+    best_of: Annotated[int, only(1)] | None = None
+    echo: Annotated[bool, only(False)] | None = None
     logprobs: int | None = None
-    suffix: str | None = None
+    suffix: Annotated[str, only("")] | None = None
 
     @property
     def sampling(self) -> SamplingWishes:
-        return SamplingWishes(
-            limit=self.max_tokens or DEFAULT_LIMIT,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias,
-            seed=self.seed,
-        )
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return self.wishes(self.max_tokens or DEFAULT_LIMIT)
 
 
 _decoder = msgspec.json.Decoder(CompletionRequest)

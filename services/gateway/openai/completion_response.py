@@ -15,19 +15,19 @@ from services.protocol.generate import FinishReason
 _json = msgspec.json.Encoder().encode
 
 
-class _Choice(Struct, frozen=True, kw_only=True):
+class TextChoice(Struct, frozen=True, kw_only=True):
     index: int = 0
     text: str
     logprobs: None = None
     finish_reason: FinishReason | None = None
 
 
-class _Completion(Struct, frozen=True, kw_only=True):
+class TextCompletion(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: tuple[_Choice, ...]
+    choices: tuple[TextChoice, ...]
     usage: WholeUsage | UnsetType = UNSET
 
 
@@ -35,7 +35,6 @@ class CompletionResponse:
     """A Renderer. A raw prompt's answer is content and nothing else."""
 
     opening = b""
-    lead = b""
 
     def __init__(self, request_id: str, model: str, created: int, include_usage: bool) -> None:
         """`created` in Unix seconds; `include_usage`: a stream ends with an event that carries the usage."""
@@ -44,14 +43,17 @@ class CompletionResponse:
         self._model = model
         self._created = created
 
+    def lead(self, cached: int | None) -> bytes:
+        return b""
+
     def keepalive(self) -> bytes:
         return self._event()
 
     def pieces(self, pieces: Iterable[Piece]) -> bytes:
-        return b"".join([self._event(_Choice(text=piece.text)) for piece in pieces if isinstance(piece, Content)])
+        return b"".join([self._event(TextChoice(text=piece.text)) for piece in pieces if isinstance(piece, Content)])
 
     def finish(self, ending: Ending) -> bytes:
-        return self._event(_Choice(text="", finish_reason=ending.reason))
+        return self._event(TextChoice(text="", finish_reason=ending.reason))
 
     def closing(self, cost: Cost | None) -> bytes:
         usage = b"" if cost is None else self._event(usage=whole_usage(cost))
@@ -66,10 +68,10 @@ class CompletionResponse:
 
     def whole(self, pieces: Sequence[Piece], ending: Ending, cost: Cost) -> bytes:
         text = "".join([piece.text for piece in pieces if isinstance(piece, Content)])
-        return _json(self._completion(_Choice(text=text, finish_reason=ending.reason), usage=whole_usage(cost)))
+        return _json(self._completion(TextChoice(text=text, finish_reason=ending.reason), usage=whole_usage(cost)))
 
-    def _event(self, *choices: _Choice, usage: WholeUsage | UnsetType = UNSET) -> bytes:
+    def _event(self, *choices: TextChoice, usage: WholeUsage | UnsetType = UNSET) -> bytes:
         return b"data: %b\n\n" % _json(self._completion(*choices, usage=usage))
 
-    def _completion(self, *choices: _Choice, usage: WholeUsage | UnsetType) -> _Completion:
-        return _Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _completion(self, *choices: TextChoice, usage: WholeUsage | UnsetType) -> TextCompletion:
+        return TextCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)

@@ -5,15 +5,15 @@ from msgspec import Struct
 from services.gateway.renderer import Cost
 
 
-class _PromptDetails(Struct, frozen=True):
+class PromptDetails(Struct, frozen=True):
     cached_tokens: int
 
 
-class _OutputDetails(Struct, frozen=True):
+class CompletionDetails(Struct, frozen=True):
     reasoning_tokens: int
 
 
-class _Samovar(Struct, frozen=True, kw_only=True):
+class SamovarUsage(Struct, frozen=True, kw_only=True):
     """What OpenAI's fields have no place for. Seconds and tokens as in `protocol.generate.Usage`."""
 
     cached_device: int
@@ -31,9 +31,9 @@ class WholeUsage(Struct, frozen=True, kw_only=True):
     """The whole prompt, cached tokens included."""
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: _PromptDetails
-    completion_tokens_details: _OutputDetails
-    samovar: _Samovar
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+    samovar: SamovarUsage
 
 
 def whole_usage(cost: Cost) -> WholeUsage:
@@ -42,9 +42,9 @@ def whole_usage(cost: Cost) -> WholeUsage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.output_tokens,
         total_tokens=usage.prompt_tokens + usage.output_tokens,
-        prompt_tokens_details=_PromptDetails(usage.cached_tokens),
-        completion_tokens_details=_OutputDetails(cost.reasoning_tokens),
-        samovar=_Samovar(
+        prompt_tokens_details=PromptDetails(usage.cached_tokens),
+        completion_tokens_details=CompletionDetails(cost.reasoning_tokens),
+        samovar=SamovarUsage(
             cached_device=usage.cached_device,
             cached_host=usage.cached_host,
             computed_tokens=usage.computed_tokens,

@@ -1,9 +1,9 @@
 """One answer as text, while it is produced."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from services.gateway.errors import ApiError, broken, taken_over, unavailable
 from services.gateway.ledger import CLIENT_CLOSED, Ledger
@@ -15,8 +15,7 @@ from services.protocol.generate import FinishReason, Usage
 _BROKE_OFF = "The answer broke off before it was complete."
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True):
     pieces: Sequence[Piece]
     finish: FinishReason | None = None
     """Set on the last delta, and only there."""
@@ -63,6 +62,11 @@ class Answer:
                 self._error = broken(chunk.error or _BROKE_OFF)
         return Delta(pieces, self._finish, self._error)
 
+    def wake(self) -> None:
+        """Let `next` return at once, without a piece where there is none."""
+        if not self._handed_over:
+            self._stream.wake()
+
     @property
     def running(self) -> bool:
         """Whether it may be handed over."""
@@ -96,6 +100,11 @@ class Answer:
     def prompt_tokens(self) -> int:
         """All of the prompt, known from the start."""
         return self._stream.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt; known with the first token."""
+        return self._stream.cached
 
     @property
     def reasoning_tokens(self) -> int:

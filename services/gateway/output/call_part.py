@@ -1,10 +1,9 @@
 """Some of a tool call, as it is read out of the text."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class CallPart:
+class CallPart(Struct, frozen=True):
     arguments: str
     """JSON, or a piece of it."""
     name: str = ""

@@ -82,6 +82,11 @@ class OutputParser:
     def feed(self, tokens: Sequence[int]) -> list[Piece]:
         """What these tokens complete. Nothing once `stopped`."""
         pieces: list[Piece] = []
+        if self._thoughts.untagged and b"<" not in (data := self._bytes.join(tokens)):
+            self.consumed += len(tokens)
+            self.reasoning_tokens += len(tokens)
+            self._text(self._decoder.decode(data), pieces)
+            return pieces
         for place, token in enumerate(tokens):
             if self.stopped:
                 break

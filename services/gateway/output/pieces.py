@@ -1,25 +1,23 @@
 """What an answer consists of, in the order in which the model wrote it. Every API family renders these."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(Struct, frozen=True):
     """Some of the model's thoughts."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Struct, frozen=True):
     """Some of the answer proper."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallDelta:
+class CallDelta(Struct, frozen=True):
     """Some of a tool call. The arguments of all deltas of one index, put together, are a JSON object if the last of
     them is `done`; the call that an answer breaks off in has none that is."""
 

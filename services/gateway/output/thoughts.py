@@ -32,6 +32,11 @@ class Thoughts:
         return self._state in ("opened", "inside")
 
     @property
+    def untagged(self) -> bool:
+        """Thoughts go on until a `<` comes: none is held back."""
+        return self._state == "inside" and "<" not in self._held
+
+    @property
     def over(self) -> bool:
         """All that comes is answer, and nothing is held back."""
         return self._state == "answer"

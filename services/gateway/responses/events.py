@@ -25,7 +25,6 @@ class ResponsesRenderer:
     """A `renderer.Renderer`. Whole and streamed answers go through the same items, so that they are the same, but for
     a call that the limit cut: a stream has shown it, and ends it as `incomplete`."""
 
-    lead = b""
     waits_for_usage = True
 
     def __init__(
@@ -43,6 +42,9 @@ class ResponsesRenderer:
         self._ending: Ending | None = None
         self.opening = self._lifecycle("created", response) + self.keepalive()
         """Made once, since each event takes its number."""
+
+    def lead(self, cached: int | None) -> bytes:
+        return b""
 
     def keepalive(self) -> bytes:
         return self._lifecycle("in_progress", self._response)

@@ -3,13 +3,14 @@
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from services.gateway.conversation import SamplingWishes
 from services.gateway.errors import invalid, unsupported
 from services.gateway.json_body import decode
-from services.gateway.openai.request import NotNegative, Penalty, Seed, Share, Tokens
-from services.gateway.thinking import Reasoning, Switch
+from services.gateway.openai.sampling_fields import SamplingFields, Tokens
+from services.gateway.openapi.only import only
+from services.gateway.thinking import Reasoning, Switch, thought_budget
 
 MAX_METADATA = 16
 """Pairs, as in OpenAI's API; so are the next two, in characters."""
@@ -18,15 +19,15 @@ MAX_METADATA_VALUE = 512
 
 
 class TextFormat(Struct, frozen=True):
-    type: str | None = None
+    type: Annotated[str, only("text")] | None = None
 
 
 class TextOptions(Struct, frozen=True):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Struct, frozen=True, kw_only=True):
-    """None everywhere means `not given`: many clients send null for that."""
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
+    """The sampling fields beyond `temperature` and `top_p` are not OpenAI's: they are those of chat completions."""
 
     input: str | list[dict[str, Any]] | None = None
     """A user's message, or items: see `input_items`."""
@@ -38,19 +39,10 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     """Given or not, the response is stored unless this is false."""
 
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, only(None, "auto", "none")] = None
     parallel_tool_calls: bool | None = None
 
     max_output_tokens: Tokens | None = None
-    temperature: NotNegative | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    # The next are not OpenAI's; the names are those of chat completions.
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    seed: Seed | None = None
 
     reasoning: Reasoning | None = None
     reasoning_effort: str | None = None
@@ -67,10 +59,10 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     cache_salt: str | None = None
 
-    background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
-    top_logprobs: int | None = None
+    background: Annotated[bool, only(False)] | None = None
+    conversation: Annotated[Any, only(None)] = None
+    prompt: Annotated[Any, only(None)] = None
+    top_logprobs: Annotated[int, only(0)] | None = None
 
     @property
     def stored(self) -> bool:
@@ -78,17 +70,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> SamplingWishes:
-        return SamplingWishes(
-            limit=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-        )
+        return self.wishes(self.max_output_tokens, thought_budget(self.thinking, self.reasoning))
 
     @property
     def may_call(self) -> bool:

@@ -11,15 +11,25 @@ from litestar.types import ASGIApp
 from services.gateway.asking import Arrival, Asking
 from services.gateway.client_marks import session_hint
 from services.gateway.conversation import Conversation, Question
-from services.gateway.openai.chat_response import ChatResponse
+from services.gateway.openai.chat_response import ChatCompletion, ChatResponse
 from services.gateway.openai.messages import for_template
-from services.gateway.openai.request import parse
+from services.gateway.openai.request import ChatRequest, parse
 from services.gateway.openai.tools import function_tools
+from services.gateway.openapi.described import GENERATES, KEY, Described
 from services.gateway.resends import identity
 from services.gateway.routes.body import read_body
 from services.gateway.thinking import template_variables
 
 PATH = "/v1/chat/completions"
+
+_DESCRIBED = Described(
+    summary="Answer a chat",
+    body=ChatRequest,
+    example={"messages": [{"role": "user", "content": "Hello!"}]},
+    answer=ChatCompletion,
+    events=True,
+    errors=GENERATES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,7 @@ class ChatRoute:
     asking: Asking
 
     def handler(self) -> HTTPRouteHandler:
-        @post(PATH, status_code=200)
+        @post(PATH, status_code=200, opt={KEY: _DESCRIBED})
         async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
             return await self.answer(request)
 

@@ -11,11 +11,21 @@ from litestar.types import ASGIApp
 from services.gateway.asking import Arrival, Asking
 from services.gateway.client_marks import session_hint
 from services.gateway.conversation import Question
-from services.gateway.openai.completion_request import parse, raw_prompt
-from services.gateway.openai.completion_response import CompletionResponse
+from services.gateway.openai.completion_request import CompletionRequest, parse, raw_prompt
+from services.gateway.openai.completion_response import CompletionResponse, TextCompletion
+from services.gateway.openapi.described import GENERATES, KEY, Described
 from services.gateway.routes.body import read_body
 
 PATH = "/v1/completions"
+
+_DESCRIBED = Described(
+    summary="Go on with a raw prompt",
+    body=CompletionRequest,
+    example={"prompt": "Once upon a time", "max_tokens": 32},
+    answer=TextCompletion,
+    events=True,
+    errors=GENERATES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class CompletionsRoute:
     asking: Asking
 
     def handler(self) -> HTTPRouteHandler:
-        @post(PATH, status_code=200)
+        @post(PATH, status_code=200, opt={KEY: _DESCRIBED})
         async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
             return await self.answer(request)
 

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from services.gateway.engine_client import EngineClient
 from services.gateway.metrics import CONTENT_TYPE, Metrics
+from services.gateway.openapi.described import KEY, Described
 from services.gateway.stream import SHUTTING_DOWN, OpenAnswers
 
 
@@ -17,22 +18,28 @@ class Health(Struct, frozen=True):
 
 def health_routes(engines: EngineClient, open_answers: OpenAnswers, metrics: Metrics) -> list[HTTPRouteHandler]:
     # Claude Code asks whether its base URL answers.
-    @head("/", status_code=200)
+    @head("/", status_code=200, opt={KEY: Described(summary="Whether this server is here", open=True)})
     async def root() -> None:
         return None
 
-    @get("/health/live")
+    @get("/health/live", opt={KEY: Described(summary="Whether the process lives", open=True)})
     async def live() -> Health:
         return Health("ok")
 
-    @get("/health/ready")
+    @get(
+        "/health/ready",
+        opt={KEY: Described(summary="Whether a model is ready", errors=(503,), error_body=Health, open=True)},
+    )
     async def ready() -> Response[Health]:
         missing = SHUTTING_DOWN if open_answers.draining else engines.waiting_for()
         if missing:
             return Response(Health("unavailable", missing), status_code=503, headers={"retry-after": "1"})
         return Response(Health("ready"))
 
-    @get("/metrics")
+    @get(
+        "/metrics",
+        opt={KEY: Described(summary="Metrics for Prometheus", answer=str, media_type=CONTENT_TYPE, open=True)},
+    )
     async def prometheus() -> Response[bytes]:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 

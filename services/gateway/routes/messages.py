@@ -11,13 +11,15 @@ from litestar.types import ASGIApp
 from msgspec import Struct
 
 from services.gateway.anthropic.content import for_template
-from services.gateway.anthropic.message_response import MessageResponse
+from services.gateway.anthropic.errors import OVERLOADED_STATUS
+from services.gateway.anthropic.message_response import MessageAnswer, MessageResponse
 from services.gateway.anthropic.request import MessagesRequest, parse
 from services.gateway.anthropic.tools import function_tools
 from services.gateway.anthropic.user_id import session_of
 from services.gateway.asking import Arrival, Asking
 from services.gateway.client_marks import session_hint
 from services.gateway.conversation import Conversation, Question
+from services.gateway.openapi.described import KEY, AnthropicErrorBody, Described
 from services.gateway.resends import identity
 from services.gateway.routes.body import read_body
 
@@ -28,16 +30,36 @@ class TokenCount(Struct, frozen=True):
     input_tokens: int
 
 
+_EXAMPLE = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 256}
+_READS = (400, 404, 413, OVERLOADED_STATUS)
+_ANSWERS = Described(
+    summary="Answer a chat, Anthropic's API",
+    body=MessagesRequest,
+    example=_EXAMPLE,
+    answer=MessageAnswer,
+    events=True,
+    errors=(*_READS, 410, 500),
+    error_body=AnthropicErrorBody,
+)
+_COUNTS = Described(
+    summary="Count the tokens of a chat, Anthropic's API",
+    body=MessagesRequest,
+    example=_EXAMPLE,
+    errors=_READS,
+    error_body=AnthropicErrorBody,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MessagesRoute:
     asking: Asking
 
     def handlers(self) -> list[HTTPRouteHandler]:
-        @post(PATH, status_code=200)
+        @post(PATH, status_code=200, opt={KEY: _ANSWERS})
         async def messages(request: Request[Any, Any, Any]) -> ASGIApp:
             return await self.answer(request)
 
-        @post(f"{PATH}/count_tokens", status_code=200)
+        @post(f"{PATH}/count_tokens", status_code=200, opt={KEY: _COUNTS})
         async def count_tokens(request: Request[Any, Any, Any]) -> TokenCount:
             return await self.count(request)
 

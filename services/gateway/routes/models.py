@@ -9,6 +9,7 @@ from litestar.params import Parameter
 from msgspec import Struct
 
 from services.gateway.errors import model_not_found
+from services.gateway.openapi.described import KEY, Described
 from services.gateway.served import ServedModels
 from services.protocol.events import ModelCard
 
@@ -70,7 +71,7 @@ class Props(Struct, frozen=True, kw_only=True):
 
 
 def model_routes(served: ServedModels) -> list[HTTPRouteHandler]:
-    @get(["/v1/models", "/models"])
+    @get(["/v1/models", "/models"], opt={KEY: Described(summary="The models that are served")})
     async def list_models(
         client_version: Annotated[str, Parameter(description="Set by Codex only")] = "",
     ) -> ModelList | CodexModels:
@@ -82,7 +83,7 @@ def model_routes(served: ServedModels) -> list[HTTPRouteHandler]:
         )
 
     # A model's name may hold slashes, as hub ids do.
-    @get("/v1/models/{model_id:path}")
+    @get("/v1/models/{model_id:path}", opt={KEY: Described(summary="One model", errors=(404,))})
     async def get_model(model_id: Annotated[str, Parameter(description="A model's name")]) -> Model:
         name = model_id.removeprefix("/")
         card = served.find(name)
@@ -90,7 +91,7 @@ def model_routes(served: ServedModels) -> list[HTTPRouteHandler]:
             raise model_not_found(name, [card.name for card in served.cards()])
         return _model(name, card)
 
-    @get(["/props", "/v1/props"])
+    @get(["/props", "/v1/props"], opt={KEY: Described(summary="The main model, as llama.cpp tells it", errors=(503,))})
     async def props() -> Props:
         card = served.card(None)
         return Props(default_generation_settings=GenerationSettings(card.max_model_len), model_alias=card.name)

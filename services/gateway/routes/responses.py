@@ -17,6 +17,7 @@ from services.gateway.asking import Arrival, Asking
 from services.gateway.client_marks import session_hint
 from services.gateway.conversation import Conversation, Question
 from services.gateway.errors import ApiError, invalid, unsupported
+from services.gateway.openapi.described import GENERATES, KEY, READS_BODY, Described
 from services.gateway.resends import identity
 from services.gateway.responses import tools
 from services.gateway.responses.events import ResponsesRenderer
@@ -55,6 +56,34 @@ class ItemList(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+_STORED = (400, 404, 503)
+_CREATES = Described(
+    summary="Answer a chat, OpenAI's Responses API",
+    body=ResponsesRequest,
+    example={"input": "Hello!"},
+    answer=ResponseObject,
+    events=True,
+    errors=GENERATES,
+    links=tuple(
+        (name, "response_id")
+        for name in (
+            "get_v1_responses_response_id",
+            "get_v1_responses_response_id_input_items",
+            "delete_v1_responses_response_id",
+        )
+    ),
+)
+_COUNTS = Described(
+    summary="Count the tokens of a response's input",
+    body=ResponsesRequest,
+    example={"input": "Hello!"},
+    errors=READS_BODY,
+)
+_GETS = Described(summary="A stored response", answer=ResponseObject, errors=_STORED)
+_DELETES = Described(summary="Forget a stored response", errors=_STORED)
+_LISTS = Described(summary="The input items of a stored response", errors=_STORED)
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A request with the conversation that it is a part of."""
@@ -72,16 +101,16 @@ class ResponsesRoute:
     store: ResponseStore
 
     def handlers(self) -> list[HTTPRouteHandler]:
-        @post(_both(PATH), status_code=200)
+        @post(_both(PATH), status_code=200, opt={KEY: _CREATES})
         async def create_response(request: Request[Any, Any, Any]) -> ASGIApp:
             return await self._create(request)
 
-        @post(_both(f"{PATH}/input_tokens"), status_code=200)
+        @post(_both(f"{PATH}/input_tokens"), status_code=200, opt={KEY: _COUNTS})
         async def count_input_tokens(request: Request[Any, Any, Any]) -> InputTokens:
             asked = await self._asked(await self._body(request), request.headers)
             return InputTokens(await self.asking.count(asked.question))
 
-        @get(_both(f"{PATH}/{{response_id:str}}"))
+        @get(_both(f"{PATH}/{{response_id:str}}"), opt={KEY: _GETS})
         async def get_response(
             response_id: ResponseId, stream: Annotated[bool, Parameter()] = False
         ) -> Response[bytes]:
@@ -89,12 +118,12 @@ class ResponsesRoute:
                 raise unsupported("stream", "stream: A stored response is given whole.")
             return Response((await self.store.get(response_id)).response, media_type="application/json")
 
-        @delete(_both(f"{PATH}/{{response_id:str}}"), status_code=200)
+        @delete(_both(f"{PATH}/{{response_id:str}}"), status_code=200, opt={KEY: _DELETES})
         async def delete_response(response_id: ResponseId) -> Deleted:
             await self.store.delete(response_id)
             return Deleted(response_id)
 
-        @get(_both(f"{PATH}/{{response_id:str}}/input_items"))
+        @get(_both(f"{PATH}/{{response_id:str}}/input_items"), opt={KEY: _LISTS})
         async def list_input_items(
             response_id: ResponseId,
             limit: Annotated[int, Parameter(ge=1, le=100)] = 20,

@@ -18,6 +18,7 @@ from services.gateway.json_body import decode
 from services.gateway.openai.completion_request import checked_ids
 from services.gateway.openai.messages import Message, for_template
 from services.gateway.openai.tools import function_tools
+from services.gateway.openapi.described import KEY, READS_BODY, Described
 from services.gateway.routes.body import read_body
 from services.gateway.thinking import Reasoning, Switch, template_variables
 
@@ -37,7 +38,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     model: str | None = None
-    tokens: list[Any]
+    tokens: list[int]
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -55,17 +56,24 @@ class Text(Struct, frozen=True):
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
+_TOKENIZES = Described(
+    summary="Token ids of a text or a chat", body=TokenizeRequest, example={"prompt": "Hello!"}, errors=READS_BODY
+)
+_DETOKENIZES = Described(
+    summary="The text of token ids", body=DetokenizeRequest, example={"tokens": [1, 2, 3]}, errors=READS_BODY
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TokensRoute:
     asking: Asking
 
     def handlers(self) -> list[HTTPRouteHandler]:
-        @post("/tokenize", status_code=200)
+        @post("/tokenize", status_code=200, opt={KEY: _TOKENIZES})
         async def tokenize(request: Request[Any, Any, Any]) -> Tokens:
             return await self.tokenize(request)
 
-        @post("/detokenize", status_code=200)
+        @post("/detokenize", status_code=200, opt={KEY: _DETOKENIZES})
         async def detokenize(request: Request[Any, Any, Any]) -> Text:
             return await self.detokenize(request)
 
@@ -83,7 +91,7 @@ class TokensRoute:
         body = decode(_detokenize, await read_body(request, self.asking.config.body_limit))
         card = self.asking.served.card(body.model)
         language = await self.asking.language(card)
-        text = language.decode(checked_ids(body.tokens, card.vocab_size, "tokens")) if body.tokens else ""
+        text = await language.decode(checked_ids(body.tokens, card.vocab_size, "tokens")) if body.tokens else ""
         return Text(text, text)
 
 

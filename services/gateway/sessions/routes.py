@@ -7,6 +7,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import Parameter
 
 from services.gateway.errors import ApiError
+from services.gateway.openapi.described import KEY, Described
 from services.gateway.sessions.database import SessionsUnavailable
 from services.gateway.sessions.records import SessionDetail, SessionPage
 from services.gateway.sessions.store import SessionStore
@@ -21,7 +22,7 @@ def session_routes(store: SessionStore) -> list[HTTPRouteHandler]:
     lets in only whom it should.
     """
 
-    @get("/api/sessions")
+    @get("/api/sessions", opt={KEY: Described(summary="Sessions, newest first", errors=(400, 503))})
     async def list_sessions(
         limit: Annotated[int, Parameter(ge=1, le=500)] = 50,
         offset: Annotated[int, Parameter(ge=0, le=2**31)] = 0,
@@ -33,7 +34,7 @@ def session_routes(store: SessionStore) -> list[HTTPRouteHandler]:
             raise _unavailable(error) from error
 
     # A path, since clients' ids may hold slashes; Litestar puts one in front.
-    @get("/api/sessions/{session_id:path}")
+    @get("/api/sessions/{session_id:path}", opt={KEY: Described(summary="One session", errors=(404, 503))})
     async def show_session(session_id: Annotated[str, Parameter()]) -> SessionDetail:
         """With its last LAST_REQUESTS requests, newest first."""
         session_id = session_id.removeprefix("/")
