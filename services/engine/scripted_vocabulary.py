@@ -59,6 +59,11 @@ def encode(text: bytes) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def prompt_text(prompt: Sequence[int]) -> str:
+    """All of a prompt, special tokens by their names. Ids out of the vocabulary are passed over."""
+    return b"".join(VOCABULARY[token] for token in prompt if token < len(VOCABULARY)).decode(errors="replace")
+
+
 def last_user_message(prompt: Sequence[int]) -> str:
     """The text of the last user turn; all of a prompt that has none. Ids out of the vocabulary are passed over."""
     text = "".join([chr(token) for token in prompt if token < len(VOCABULARY)])  # a character an id: `find` is fast

@@ -128,6 +128,28 @@ def test_the_first_line_that_matches_the_last_user_message_answers(tmp_path: Pat
     assert said("user\n<tool_response>\nweather: wet\n</tool_response>") == "sun<|im_end|>"
 
 
+def test_an_answer_may_quote_its_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quote = {"quote": r"word is (\w+)"}
+    script = script_of(tmp_path, {"when": "again", "pieces": ["It is ", quote, "."]}, {"when": "", "pieces": [quote]})
+    player = Player(
+        script, prompt_of("user\nmy word is \u00c9mu", "user\nnow the word is heron", "user\nagain"), monkeypatch
+    )
+    assert [text_of(list(player.play().tokens)) for _ in range(4)] == ["It is ", "heron", ".", "<|im_end|>"]
+    other = Player(script, prompt_of("user\nthe word is \u00c9mu"), monkeypatch)
+    assert text_of(list(other.play().tokens)) == "\u00c9mu"
+    none = Player(script, prompt_of("user\nno such"), monkeypatch)
+    assert text_of(list(none.play().tokens)) == r"[word is (\w+) is not in the prompt]"
+
+
+def test_a_line_may_look_at_the_whole_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        tmp_path, {"when": "", "given": "You write titles", "pieces": ["T"]}, {"when": "", "pieces": ["A"]}
+    )
+    titles = prompt_of("system\nYou write titles.", "user\nhi")
+    assert text_of(list(Player(script, titles, monkeypatch).play().tokens)) == "T"
+    assert text_of(list(Player(script, prompt_of("user\nhi"), monkeypatch).play().tokens)) == "A"
+
+
 def test_a_prompt_without_turns_is_matched_whole() -> None:
     assert last_user_message(encode("plain t\u00ebxt <think>".encode())) == "plain t\u00ebxt <think>"
     assert last_user_message([0xC3, 104, 9999]) == "\ufffdh"
@@ -155,6 +177,10 @@ def test_pieces_may_cut_anywhere(tmp_path: Path) -> None:
         ('{"when": "a", "pieces": [], "finish": "eos"}', "finish"),
         ('{"when": "a", "pieces": [], "delay_ms": -1}', "delay_ms"),
         ('{"when": "a", "pieces": [], "delay": 1}', "unknown field `delay`"),
+        ('{"when": "a", "pieces": [{"quote": "a("}]}', "piece 0: "),
+        ('{"when": "a", "pieces": [{"quote": "a"}]}', "piece 0: the quote's pattern has no group"),
+        ('{"when": "a", "pieces": [{"quote": "(a)", "hex": "f0"}]}', "piece 0 is neither"),
+        ('{"when": "a", "pieces": [{}]}', "piece 0 is neither"),
         ("[]", "Expected `object`"),
     ],
 )
