@@ -13,11 +13,11 @@ RUN = $(VENV)/.samovar-run
 DEV = $(VENV)/.samovar-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint test-gpu bench docs clean
+.PHONY: help up test lint test-gpu bench bench-linear docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 up: $(RUN) ## start the whole stack on this machine (ARGS: its options)
 	@exec $(VENV)/bin/python -m services.cli up $(ARGS)
@@ -35,6 +35,9 @@ test-gpu: $(DEV) ## test what needs a CUDA device
 
 bench: $(DEV) ## measure, and write docs/benchmarks
 	$(VENV)/bin/python -m bench $(ARGS)
+
+bench-linear: $(DEV) ## measure products with packed weights on a CUDA device
+	$(VENV)/bin/python -m bench linear
 
 docs: $(RUN) ## write docs/configuration.md anew from the settings
 	$(VENV)/bin/python -m services.cli.configuration

@@ -2,9 +2,16 @@
 
 import sys
 
-from bench import streams, tiny, tool_stream
+from bench import gateway, linear, perplexity, streams, tiny, tool_stream
 
-BENCHES = {"streams": streams.main, "tiny": tiny.main, "tool-stream": tool_stream.main}
+BENCHES = {
+    "gateway": gateway.main,
+    "linear": linear.main,
+    "perplexity": perplexity.main,
+    "streams": streams.main,
+    "tiny": tiny.main,
+    "tool-stream": tool_stream.main,
+}
 
 
 def main(names: list[str]) -> int:

@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,35 @@ def write(topic: str, measured: dict[str, Any]) -> Path:
         "measured": measured,
     }
     path.write_text(json.dumps(entry, indent=1) + "\n")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One number of a table."""
+
+    name: str
+    """From the general to the special, `linear/nvfp4/34816x5120/m1`."""
+    value: float
+    unit: str
+    ratio: float | None = None
+    """The share of the limit, or of what the number is compared with."""
+    limit: float | None = None
+    """What the number must reach, or must not exceed, in `unit`."""
+
+
+def write_entries(topic: str, entries: Sequence[Entry], device: str = "") -> Path:
+    """Replace docs/benchmarks/`topic`.json by a list of entries with command, device and date. `device`: what was
+    measured on; empty: this machine's processor."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{topic}.json"
+    common = {
+        "command": "python -m bench " + " ".join(sys.argv[1:]),
+        "gpu": device or f"none ({os.cpu_count()} cores, {_processor()})",
+        "date": date.today().isoformat(),
+    }
+    lines = [json.dumps({**asdict(entry), **common}) for entry in entries]
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     return path
 
 

@@ -1,4 +1,4 @@
-"""The small model through the whole stack on this machine: time to ready, speed, needles, tool calls.
+"""The small model through the whole stack on this machine: time to ready, speed, needles, tool calls. And its drafts.
 
 The tool prompts (data/tiny_tools.jsonl: messages, tools, the one right answer) are of the generator that the model was
 trained with, from its held-out names and words; none of them was in its training. The needles are those of the public
@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from bench import results
+from bench import results, tiny_drafts
 from bench.stack import running
 from tools.train.tasks.wording import ANIMALS, PANGRAMS, QUESTION
 
@@ -46,6 +46,7 @@ async def _measure() -> dict[str, Any]:
             print(measured["needles found"], flush=True)
             measured["tool calls"] = await _tool_calls(client)
             print(measured["tool calls"], flush=True)
+    measured["draft acceptance"] = tiny_drafts.measure(tiny_drafts.load_small_model())
     return measured
 
 

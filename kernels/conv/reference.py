@@ -7,21 +7,27 @@ from torch.nn.functional import silu
 from kernels.state_plan import StatePlan
 
 
-def causal_conv(x: Tensor, taps: Tensor, columns: Tensor, plan: StatePlan) -> Tensor:
+def causal_conv(x: Tensor, taps: Tensor, columns: Tensor, plan: StatePlan, dtype: torch.dtype) -> Tensor:
     taps = taps.float()
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
     past = len(taps) - 1
     for span in plan.spans:
         tokens = slice(span.first, span.first + span.count)
-        window = torch.cat((columns[span.slot], x[tokens].to(columns.dtype)))
-        wide = window.float()
+        wide = torch.cat((columns[span.slot].float(), x[tokens].float()))
         total = wide[past:] * taps[past]
         for tap in range(past):
             total.addcmul_(wide[tap : tap + span.count], taps[tap])
-        out[tokens] = silu(total).to(x.dtype)
-        columns[span.slot] = window[span.count :]
+        out[tokens] = _rounded(silu(total), dtype)
+        columns[span.slot] = wide[span.count :].to(columns.dtype)
     if len(plan.singles):
-        window = torch.cat((columns[plan.slots], x[plan.singles, None].to(columns.dtype)), dim=1)
-        out[plan.singles] = silu((window.float() * taps).sum(1)).to(x.dtype)
-        columns[plan.slots] = window[:, 1:]
+        wide = torch.cat((columns[plan.slots].float(), x[plan.singles, None].float()), dim=1)
+        out[plan.singles] = _rounded(silu((wide * taps).sum(1)), dtype)
+        columns[plan.slots] = wide[:, 1:].to(columns.dtype)
     return out
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float16:
+        largest = torch.finfo(dtype).max
+        x = x.clamp(-largest, largest)
+    return x.to(dtype)

@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernels.linear.quantized import dequantize
+from kernels.linear.weight import Weight, unpack
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias)
@@ -16,3 +19,16 @@ def linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     wide = pad(x, (0, 0, 0, 1)) if rows == 1 else x
     out = (weight @ wide.t()).t()[:rows].contiguous()
     return out if bias is None else out + bias
+
+
+def linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of half precision, as it was summed: float32."""
+    # On a CPU torch has no product of another dtype than its factors'.
+    out = torch.mm(x, weight.t(), out_dtype=torch.float32) if x.is_cuda else x.float() @ weight.float().t()
+    return out if bias is None else out + bias
+
+
+def linear_packed(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """In float32, rounded once."""
+    out = x.float() @ dequantize(unpack(weight)).t()
+    return (out if bias is None else out + bias.float()).to(x.dtype)

@@ -1,8 +1,10 @@
 """RMS norm and rotary position embedding.
 
-T: tokens of a step. H: heads. D: dims of a head. `x` has any float dtype, keeps it, and is computed in float32.
+T: tokens of a step. H: heads. D: dims of a head. `x` has any float dtype, keeps it where no other `dtype` is asked for,
+and is computed in float32.
 """
 
+import torch
 from torch import Tensor
 
 from kernels.norm_rope import reference
@@ -13,14 +15,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return reference.rms_norm(x, weight, eps)
 
 
-def rms_norm_centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_centred(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """As `rms_norm` with the weight 1 + `weight`, and one rounding at the end."""
-    return reference.rms_norm_centred(x, weight, eps)
+    return reference.rms_norm_centred(x, weight, eps, dtype or x.dtype)
 
 
-def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(x, weight) * silu(gate), rounded at the end. x, gate [..., N], weight [N]."""
-    return reference.rms_norm_gated(x, gate, weight, eps)
+def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """rms_norm(x, weight) * silu(gate), rounded at the end. x, gate [..., N], weight [N], each of its own dtype."""
+    return reference.rms_norm_gated(x, gate, weight, eps, dtype or x.dtype)
 
 
 def rotary_angles(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,16 +4,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from services.cli import up
+from services.cli import pack, up
 from services.cli.release import release
 from services.settings import PREFIX, variable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for a failure, 2 for options or settings that cannot be used."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.run is not _pack:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return arguments.run(arguments)
+        return arguments.run(arguments, rest)
     except KeyboardInterrupt:
         return 130
 
@@ -22,6 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="samovar", description="A local LLM serving stack for coding agents.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_up(commands)
+    packer = commands.add_parser("pack", help="write a model with quantized weights into a folder", add_help=False)
+    packer.set_defaults(run=_pack)
     told = commands.add_parser("version", help="print the version")
     told.set_defaults(run=_version)
     return parser
@@ -40,6 +45,7 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         parser.add_argument(flag, dest=variable(field), help=f"{help} ({variable(field)})", metavar=metavar)
 
     option("--model", "model", "a GGUF file, a folder of safetensors, a hub id, or scripted:FILE.jsonl", "MODEL")
+    option("--recipe", "recipe", "pack the model by this recipe on first use, and serve that", "RECIPE")
     option("--model-name", "model_name", "the name that clients send as `model`", "NAME")
     option("--device", "device", "cpu, cuda or auto", "DEVICE")
     option("--engines", "engines", "how many engines to start", "N")
@@ -65,13 +71,17 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
 
 
-def _up(arguments: argparse.Namespace) -> int:
+def _up(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return up.run(
         {name: text for name, text in vars(arguments).items() if name.startswith(PREFIX) and text is not None}
     )
 
 
-def _version(arguments: argparse.Namespace) -> int:
+def _pack(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    return pack.run(rest)  # whose options are the child's
+
+
+def _version(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     print(release())
     return 0
 

@@ -66,10 +66,12 @@ def write(
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     without: Iterable[str] = (),
     replaced: Mapping[str, np.ndarray] | None = None,
+    raw: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
     metadata: Mapping[str, Any] | None = None,
     architecture: str | None = None,
 ) -> Path:
-    """Matrices in `kind`, vectors in F32. `metadata`: further or other entries, None leaves one out."""
+    """Matrices in `kind`, vectors in F32. `raw`: blocks as they are, [rows, bytes]. `metadata`: further or other
+    entries, None leaves one out."""
     config = model.config
     name = architecture or config.model_type
     entries: dict[str, Any] = {
@@ -94,8 +96,10 @@ def write(
     writer = gguf.GGUFWriter(path, name)
     for key, value in entries.items():
         add(writer, key, value)
+    for key, (blocks, type_) in (raw or {}).items():
+        writer.add_tensor(key, blocks, raw_dtype=type_)
     for key, values in {**tensors(model), **(replaced or {})}.items():
-        if key in without:
+        if key in without or key in (raw or {}):
             continue
         if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
             writer.add_tensor(key, gguf.quants.quantize(values, kind), raw_dtype=kind)

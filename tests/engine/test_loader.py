@@ -50,7 +50,7 @@ def test_name_of_a_file(tmp_path: Path, name: str, expected: str) -> None:
 def test_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[str]] = []
 
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
+    def download(hub_id: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append(allow_patterns)
         return str(tmp_path)
 
@@ -78,7 +78,7 @@ def response(status: int) -> httpx.Response:
     ],
 )
 def test_hub_errors(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str) -> None:
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
+    def download(hub_id: str, revision: str | None, allow_patterns: list[str]) -> str:
         raise error
 
     monkeypatch.setattr(resolve_module, "snapshot_download", download)

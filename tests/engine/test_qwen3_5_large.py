@@ -61,6 +61,8 @@ MOE_35B: dict[str, Any] = {
 IDS = random_ids(700, seed=1, vocab=VOCABULARY)
 OTHER = random_ids(90, seed=2, vocab=VOCABULARY)
 ENDS = (1, 300, 511, 512, 513, 600, 700)
+TAIL = range(600, 700)
+"""Positions, each of a decode. Single ones lose from 1e-5 to 1e-2, so that a mean of ENDS alone is much by chance."""
 
 
 @pytest.fixture(params=["27B", "35B-A3B"])
@@ -118,18 +120,37 @@ def test_bfloat16(oracle: PreTrainedModel, kernel: str, monkeypatch: pytest.Monk
     with torch.no_grad():
         for weight in oracle.parameters():
             weight.copy_(weight.to(torch.bfloat16))
-    exact = at_ends(oracle)
-    got, other = run(Bench(decoder(oracle, GPU, torch.bfloat16), states=4))
+    exact, exact_tail = at_ends(oracle), at_tail(oracle)
+    bench = Bench(decoder(oracle, GPU, torch.bfloat16), states=4)
+    got, other = run(bench)
     divergence = mean_kl(torch.cat((got, other[None])), exact)
-    theirs = mean_kl(at_ends(oracle.to(torch.bfloat16)), exact)
-    print(f"mean KL {divergence:.2e}, of transformers in bfloat16 {theirs:.2e}")
+    tail = mean_kl(decoded_tail(bench), exact_tail)
+    oracle.to(torch.bfloat16)
+    theirs, their_tail = mean_kl(at_ends(oracle), exact), mean_kl(at_tail(oracle), exact_tail)
+    print(
+        f"mean KL {divergence:.2e}, of transformers in bfloat16 {theirs:.2e}; at the tail {tail:.2e}, {their_tail:.2e}"
+    )
     assert 0 <= divergence <= 1e-3
+    assert 0 <= tail <= 1e-3
 
 
 def at_ends(model: PreTrainedModel) -> torch.Tensor:
     """What `run` computes: float32 [len(ENDS) + 1, vocabulary]."""
     places = [end - 1 for end in ENDS]
     return torch.cat((expected(model, IDS)[places], expected(model, OTHER)[-1:])).float().cpu()
+
+
+def decoded_tail(bench: Bench) -> torch.Tensor:
+    """The logits at TAIL of IDS, token by token: [len(TAIL), vocabulary]."""
+    pages = [24, 10, 11, 13, 14, 16, 17, 18, 19, 22, 23]
+    bench.run(row(IDS, 0, TAIL.start, pages, "tail", samples=False, state=1))
+    steps = [bench.run(row(IDS, place, place + 1, pages, "tail", state=1))[0] for place in TAIL]
+    return torch.stack(steps)
+
+
+def at_tail(model: PreTrainedModel) -> torch.Tensor:
+    """What `decoded_tail` computes: float32."""
+    return expected(model, IDS)[TAIL.start : TAIL.stop].float().cpu()
 
 
 def mean_kl(logits: torch.Tensor, exact: torch.Tensor) -> float:

@@ -1,10 +1,12 @@
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gated_delta import gated_delta, prepare, reference
+from kernels.gated_delta import flash, gated_delta, prepare, reference
 from kernels.state_plan import plan_recurrence
 from tests.devices import DEVICES
 
@@ -135,3 +137,16 @@ def test_flash_linear_attention_agrees() -> None:
     reference.single(q, k, v, g, beta, exact_states, plan, exact)
     assert relative(out, exact.double().cpu()) < 0.01
     assert relative(states, exact_states.double().cpu()) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_never_imports_flash_linear_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is installed with every engine, and its import looks for a GPU."""
+    monkeypatch.setattr(flash, "_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "fla", None)
+    prepare(KEY_HEADS, VALUE_HEADS, K, V, dtype, CPU)
+    q, k, v, g, beta = inputs(70, seed=0)
+    states = torch.zeros(1, VALUE_HEADS, K, V)
+    out = gated_delta(q.to(dtype), k.to(dtype), v.to(dtype), g, beta, states, plan_recurrence([70], [0], CPU))
+    assert bool(out.isfinite().all())
+    assert bool(states.any())

@@ -9,10 +9,18 @@ import pytest
 import torch
 
 from tests.tools.corpus import SHIPPED
+from tests.tools.prompts import tools_of
 from tools.train.checkpoint import initial_parameters, load_model, save_model
 from tools.train.data.dataset import Dataset
 from tools.train.evaluation.acceptance import chained_acceptance, engine_acceptance, row_acceptance
 from tools.train.evaluation.decoding import agreement, greedy
+from tools.train.evaluation.draft_prompts import (
+    DRAFT_KINDS,
+    PASSAGE_TOKENS,
+    draft_prompts,
+    load_prompts,
+    save_prompts,
+)
 from tools.train.evaluation.needles import needle_case
 from tools.train.evaluation.report import EvalOptions, Report, evaluate
 from tools.train.evaluation.text_score import bits_per_byte
@@ -20,6 +28,7 @@ from tools.train.evaluation.tool_score import CELLS, Score, draw_cases, forced_s
 from tools.train.model import TrainModel
 from tools.train.shape import ModelShape
 from tools.train.tasks.source import Source
+from tools.train.tasks.tools.held_out import is_held_name
 
 CPU = torch.device("cpu")
 TOY = ModelShape(vocab_size=96, hidden_size=64, layers=4, intermediate_size=96, head_dim=16, delta_head_dim=16)
@@ -274,3 +283,20 @@ def test_the_command_line_trains(data: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert load_model(out)[0] == shape
     assert (out / "chat_template.jinja").read_bytes() == (SHIPPED / "chat_template.jinja").read_bytes()
+
+
+def test_draft_prompts_are_held_out_and_the_same_for_one_seed(held_source: Source, tmp_path: Path):
+    prompts = draft_prompts(held_source.reseeded("drafts"), 5)
+    assert [prompt.kind for prompt in prompts] == [kind for kind in DRAFT_KINDS for _ in range(5)]
+    assert draft_prompts(held_source.reseeded("drafts"), 5) == prompts
+    save_prompts(tmp_path / "prompts.jsonl", prompts)
+    assert load_prompts(tmp_path / "prompts.jsonl") == prompts
+    for prompt in prompts:
+        if prompt.kind in ("code", "English"):
+            length = len(held_source.dataset.encode(prompt.text))
+            assert length == pytest.approx(PASSAGE_TOKENS, rel=0.1)
+        else:
+            assert prompt.text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        if prompt.kind == "tool calls":
+            system = prompt.text.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
+            assert all(is_held_name(name) for name in tools_of(system))

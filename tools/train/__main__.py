@@ -1,4 +1,4 @@
-"""The command line: `python -m tools.train prepare | train | eval`."""
+"""The command line: `python -m tools.train prepare | train | eval | draft-prompts`."""
 
 import argparse
 import os
@@ -17,6 +17,7 @@ def main() -> None:
     add_prepare(commands.add_parser("prepare", help="text folders -> a data folder"))
     add_train(commands.add_parser("train", help="a data folder -> a model folder"))
     add_eval(commands.add_parser("eval", help="measure a model folder"))
+    add_draft_prompts(commands.add_parser("draft-prompts", help="a data folder -> prompts for `python -m bench tiny`"))
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -170,6 +171,23 @@ def run_eval(arguments: argparse.Namespace) -> None:
         print("\nprobes missed:", *report.missed_probes, sep="\n- ")
     if arguments.out:
         report.save(arguments.out)
+
+
+def add_draft_prompts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, help="what `prepare` wrote")
+    parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines")
+    parser.add_argument("--count", type=int, default=96, help="prompts of each kind (default 96)")
+    parser.add_argument("--seed", default="draft-prompts", help="any text")
+    parser.set_defaults(run=run_draft_prompts)
+
+
+def run_draft_prompts(arguments: argparse.Namespace) -> None:
+    from tools.train.data.dataset import Dataset
+    from tools.train.evaluation.draft_prompts import draft_prompts, save_prompts
+    from tools.train.tasks.source import Source
+
+    source = Source(Dataset(arguments.data, "held"), arguments.seed)
+    save_prompts(arguments.out, draft_prompts(source, arguments.count))
 
 
 if __name__ == "__main__":

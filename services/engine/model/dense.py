@@ -5,12 +5,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from kernels import norm_rope
-from kernels.linear import linear
 from services.engine.model.config import ModelConfig
-from services.engine.model.layers import Block, ForwardContext, RmsNorm, Slot, inverse_frequencies
+from services.engine.model.layers import Block, ForwardContext, RmsNorm, inverse_frequencies
+from services.engine.model.matrix import Matrix, Place
 
 
 class DenseDecoder:
@@ -21,26 +20,26 @@ class DenseDecoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._embedding = empty(config.vocab_size, config.hidden_size)
+        self._embedding = Matrix(config.vocab_size, config.hidden_size, empty, whole=True)
         self._blocks = [Block(config, layer, empty) for layer in range(config.layers)]
         self._norm = RmsNorm(config.hidden_size, config.rms_norm_eps, empty)
-        self._head = self._embedding if config.tied_head else empty(config.vocab_size, config.hidden_size)
+        self._head = self._embedding if config.tied_head else Matrix(config.vocab_size, config.hidden_size, empty)
         self._frequencies = inverse_frequencies(config, device)
 
-    def slots(self) -> Iterator[Slot]:
+    def slots(self) -> Iterator[Place]:
         """Everything that a checkpoint must bring."""
-        yield Slot("model.embed_tokens.weight", self._embedding)
+        yield self._embedding.slot("model.embed_tokens.weight")
         for block in self._blocks:
             yield from block.slots()
         yield from self._norm.slots("model.norm")
         if not self.config.tied_head:
-            yield Slot("lm_head.weight", self._head)
+            yield self._head.slot("lm_head.weight")
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """tokens: int64 [T], those of all rows of the step in a row. Returns the logits of `context.outputs`,
         float32 [S, vocab_size]. To be called under torch.inference_mode."""
         cos, sin = norm_rope.rotary_angles(context.positions, self._frequencies)
-        x = embedding(tokens, self._embedding)
+        x = self._embedding.take(tokens, self.dtype)
         for block in self._blocks:
             x = block(x, cos, sin, context)
-        return linear(self._norm(x[context.outputs]), self._head).float()
+        return self._head(self._norm(x[context.outputs])).float()

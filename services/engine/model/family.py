@@ -11,7 +11,8 @@ from services.engine.model import hybrid_config as hybrid
 from services.engine.model.config import ModelConfig, ModelError, required
 from services.engine.model.dense import DenseDecoder
 from services.engine.model.hybrid_config import HybridConfig
-from services.engine.model.layers import ForwardContext, Slot
+from services.engine.model.layers import ForwardContext
+from services.engine.model.matrix import Place
 from services.engine.model.qwen3_5 import HybridDecoder
 
 DecoderConfig = ModelConfig | HybridConfig
@@ -23,7 +24,7 @@ class Decoder(Protocol):
     @property
     def config(self) -> DecoderConfig: ...
 
-    def slots(self) -> Iterator[Slot]: ...
+    def slots(self) -> Iterator[Place]: ...
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor: ...
 

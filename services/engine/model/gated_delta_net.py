@@ -8,7 +8,15 @@ from kernels import norm_rope
 from kernels.conv import causal_conv
 from kernels.gated_delta import gated_delta
 from services.engine.model.hybrid_config import HybridConfig
-from services.engine.model.layers import Empty, Linear, RecurrentContext, Slot
+from services.engine.model.layers import Linear, Projection, RecurrentContext
+from services.engine.model.matrix import Place
+from services.engine.model.slot import Empty, Slot
+
+
+def inner_dtype(model: torch.dtype) -> torch.dtype:
+    """Of q, k, v and o. float16 has three bits more than bfloat16 and the same size; its range does: the convolution
+    is of a normed vector, and q, k and o are normed again, by norms whose epsilon hides what float16 flushes."""
+    return torch.float32 if model == torch.float32 else torch.float16
 
 
 class GatedDeltaNet:
@@ -22,21 +30,21 @@ class GatedDeltaNet:
         self._net = net
         self._eps = config.rms_norm_eps
         self._key_width, self._value_width = net.key_heads * net.key_dim, net.value_heads * net.value_dim
-        self._qkv_z = Linear(config.hidden_size, net.channels + self._value_width, False, empty)
-        self._b_a = Linear(config.hidden_size, 2 * net.value_heads, False, empty)
+        self._qkv_z = Projection(config.hidden_size, net.channels + self._value_width, False, empty)
+        self._b_a = Linear(config.hidden_size, 2 * net.value_heads, empty)
         self._taps = empty(net.conv_width, net.channels)
         # Whatever the file holds: e^A_log multiplies the logarithm of a decay over thousands of tokens.
         self._a_log = empty(net.value_heads, dtype=torch.float32)
         self._dt_bias = empty(net.value_heads, dtype=torch.float32)
         self._norm = empty(net.value_dim)
-        self._output = Linear(self._value_width, config.hidden_size, False, empty)
+        self._output = Projection(self._value_width, config.hidden_size, False, empty)
 
-    def __call__(self, x: Tensor, context: RecurrentContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; moves the states of the step's sequences on."""
+    def __call__(self, x: Tensor, residual: Tensor, context: RecurrentContext) -> Tensor:
+        """x [T, hidden] -> residual + out, float32 [T, hidden]; moves the states of the step's sequences on."""
         net = self._net
-        mixed, z = self._qkv_z(x).split((net.channels, self._value_width), dim=-1)
-        b, a = self._b_a(x).float().chunk(2, dim=-1)
-        mixed = causal_conv(mixed, self._taps, context.columns[:, self._layer], context.plan)
+        mixed, z = self._qkv_z(x, dtype=torch.float32).split((net.channels, self._value_width), dim=-1)
+        b, a = self._b_a(x, torch.float32).chunk(2, dim=-1)
+        mixed = causal_conv(mixed, self._taps, context.columns[:, self._layer], context.plan, inner_dtype(x.dtype))
         q, k, v = mixed.split((self._key_width, self._key_width, self._value_width), dim=-1)
         o = gated_delta(
             q.unflatten(-1, (net.key_heads, net.key_dim)),
@@ -48,9 +56,9 @@ class GatedDeltaNet:
             context.plan,
         )
         gate = z.unflatten(-1, (net.value_heads, net.value_dim))
-        return self._output(norm_rope.rms_norm_gated(o, gate, self._norm, self._eps).flatten(1))
+        return self._output(norm_rope.rms_norm_gated(o, gate, self._norm, self._eps, x.dtype).flatten(1), residual)
 
-    def slots(self, name: str) -> list[Slot]:
+    def slots(self, name: str) -> list[Place]:
         heads = self._net.value_heads
         return [
             *self._qkv_z.slots(f"{name}.in_proj_qkv", 0, self._net.channels),

@@ -1,17 +1,17 @@
 """The parts of a decoder: plain tensors and the functions that use them. Attention and Block are the dense one's."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from kernels import kv_codec, norm_rope
 from kernels.attention import AttentionPlan, paged_attention
 from kernels.linear import linear
 from kernels.state_plan import StatePlan
 from services.engine.model.config import ModelConfig
+from services.engine.model.matrix import Matrix, MatrixSlot, Place
+from services.engine.model.slot import Empty, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +54,39 @@ class ForwardContext:
     """None for a model without states; with it `outputs` is not used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A place for one tensor of a checkpoint, named as `transformers` names it."""
-
-    name: str
-    target: Tensor
-    """A view of the model's memory, to be filled with exactly this shape."""
-    parts: tuple["Slot", ...] = ()
-    """The same memory under the names of a checkpoint that stores the tensor in pieces."""
-
-
-Empty = Callable[..., Tensor]
-"""`torch.empty` with the model's dtype and device."""
-
-
 class Linear:
-    """y = x W^T + b; W is [outputs, inputs]. Several projections of the same input may be stacked in one."""
+    """y = x W^T; W is [outputs, inputs], always plain: for those too small to be worth packing. Several projections of
+    the same input may be stacked in one."""
+
+    def __init__(self, inputs: int, outputs: int, empty: Empty) -> None:
+        self.weight = empty(outputs, inputs)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return linear(x, self.weight, dtype=dtype)
+
+    def slots(self, name: str, first: int = 0, count: int | None = None) -> list[Place]:
+        """Of the projection that takes the outputs [first, first + count)."""
+        return [Slot(f"{name}.weight", self.weight[first : None if count is None else first + count])]
+
+
+class Projection:
+    """y = x W^T + b; W is [outputs, inputs], plain or packed. Several projections of the same input may be stacked in
+    one."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, empty: Empty) -> None:
-        self.weight = empty(outputs, inputs)
+        self.weight = Matrix(outputs, inputs, empty)
         self.bias = empty(outputs) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """y + residual; of which dtype: see `kernels.linear.linear`."""
+        return self.weight(x, self.bias, residual, dtype)
 
-    def slots(self, name: str, first: int = 0, count: int | None = None) -> list[Slot]:
+    def slots(self, name: str, first: int = 0, count: int | None = None) -> list[Place]:
         """Of the projection that takes the outputs [first, first + count)."""
-        end = None if count is None else first + count
-        slots = [Slot(f"{name}.weight", self.weight[first:end])]
+        rows = self.weight.rows - first if count is None else count
+        slots: list[Place] = [MatrixSlot(f"{name}.weight", self.weight, first, (rows, self.weight.columns))]
         if self.bias is not None:
-            slots.append(Slot(f"{name}.bias", self.bias[first:end]))
+            slots.append(Slot(f"{name}.bias", self.bias[first : first + rows]))
         return slots
 
 
@@ -96,7 +98,7 @@ class RmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return norm_rope.rms_norm(x, self.weight, self._eps)
 
-    def slots(self, name: str) -> list[Slot]:
+    def slots(self, name: str) -> list[Place]:
         return [Slot(f"{name}.weight", self.weight)]
 
 
@@ -113,8 +115,9 @@ def cached_attention(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, 
 class CentredRmsNorm(RmsNorm):
     """With the weight 1 + w."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return norm_rope.rms_norm_centred(x, self.weight, self._eps)
+    def __call__(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """x of any float dtype; the result is of `dtype`, or of the weight's."""
+        return norm_rope.rms_norm_centred(x, self.weight, self._eps, dtype or self.weight.dtype)
 
 
 class Attention:
@@ -123,8 +126,8 @@ class Attention:
         self._heads, self._kv_heads, self._dim = config.heads, config.kv_heads, config.head_dim
         self._scale = config.head_dim**-0.5
         rows = (config.heads + 2 * config.kv_heads) * config.head_dim
-        self._qkv = Linear(config.hidden_size, rows, config.qkv_bias, empty)
-        self._output = Linear(config.heads * config.head_dim, config.hidden_size, config.output_bias, empty)
+        self._qkv = Projection(config.hidden_size, rows, config.qkv_bias, empty)
+        self._output = Projection(config.heads * config.head_dim, config.hidden_size, config.output_bias, empty)
         self._q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, empty) if config.qk_norm else None
         self._k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, empty) if config.qk_norm else None
 
@@ -138,9 +141,9 @@ class Attention:
         out = cached_attention(q, k, v, self._layer, self._scale, context)
         return self._output(out.flatten(1))
 
-    def slots(self, name: str) -> list[Slot]:
+    def slots(self, name: str) -> list[Place]:
         q_rows, kv_rows = self._heads * self._dim, self._kv_heads * self._dim
-        slots = [
+        slots: list[Place] = [
             *self._qkv.slots(f"{name}.q_proj", 0, q_rows),
             *self._qkv.slots(f"{name}.k_proj", q_rows, kv_rows),
             *self._qkv.slots(f"{name}.v_proj", q_rows + kv_rows, kv_rows),
@@ -156,14 +159,14 @@ class Mlp:
 
     def __init__(self, hidden: int, width: int, empty: Empty) -> None:
         self._width = width
-        self._gate_up = Linear(hidden, 2 * width, False, empty)
-        self._down = Linear(width, hidden, False, empty)
+        self._gate_up = Projection(hidden, 2 * width, False, empty)
+        self._down = Projection(width, hidden, False, empty)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(silu(gate) * up)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Plus residual; of which dtype: see `kernels.linear.linear`."""
+        return self._down(self._gate_up.weight.swiglu(x), residual, dtype)
 
-    def slots(self, name: str) -> list[Slot]:
+    def slots(self, name: str) -> list[Place]:
         return [
             *self._gate_up.slots(f"{name}.gate_proj", 0, self._width),
             *self._gate_up.slots(f"{name}.up_proj", self._width, self._width),
@@ -185,7 +188,7 @@ class Block:
         x = x + self._attention(self._attention_norm(x), cos, sin, context)
         return x + self._mlp(self._mlp_norm(x))
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[Place]:
         return [
             *self._attention_norm.slots(f"{self._name}.input_layernorm"),
             *self._attention.slots(f"{self._name}.self_attn"),

@@ -11,7 +11,8 @@ from services.engine.batch import Row
 from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.model.attention import GatedAttention
 from services.engine.model.context import begun_pages, forward_context
-from services.engine.model.layers import CentredRmsNorm, ForwardContext, Linear, Slot
+from services.engine.model.layers import CentredRmsNorm, ForwardContext, Projection
+from services.engine.model.matrix import Place
 from services.engine.model.qwen3_5 import HybridBlock, HybridDecoder
 
 
@@ -26,7 +27,7 @@ class MtpHead:
         self.decoder = decoder
         self._embedding_norm = CentredRmsNorm(config.hidden_size, config.rms_norm_eps, empty)
         self._hidden_norm = CentredRmsNorm(config.hidden_size, config.rms_norm_eps, empty)
-        self._fc = Linear(2 * config.hidden_size, config.hidden_size, False, empty)
+        self._fc = Projection(2 * config.hidden_size, config.hidden_size, False, empty)
         self._block = HybridBlock(config, "mtp.layers.0", GatedAttention(config, 0, empty), empty)
         self._norm = CentredRmsNorm(config.hidden_size, config.rms_norm_eps, empty)
 
@@ -35,7 +36,7 @@ class MtpHead:
         """Of the pages that the head's own K and V lie in."""
         return replace(KvLayout.of(self.decoder.config, self.decoder.dtype), layers=1)
 
-    def slots(self) -> Iterator[Slot]:
+    def slots(self) -> Iterator[Place]:
         """Everything that a checkpoint must bring."""
         yield from self._fc.slots("mtp.fc")
         yield from self._embedding_norm.slots("mtp.pre_fc_norm_embedding")
@@ -47,7 +48,7 @@ class MtpHead:
         """hidden [T, hidden] at the context's positions, following int64 [T]: the token behind each. Returns h'
         [T, hidden], from which `decoder.logits` draws the token behind `following`."""
         embedded = self._embedding_norm(self.decoder.embed(following))
-        x = self._fc(torch.cat((embedded, self._hidden_norm(hidden)), dim=-1))
+        x = self._fc(torch.cat((embedded, self._hidden_norm(hidden)), dim=-1), dtype=torch.float32)
         cos, sin = self.decoder.angles(context.positions)
         return self._norm(self._block(x, cos, sin, context))
 

@@ -5,19 +5,22 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from kernels import gated_delta, norm_rope
-from kernels.linear import linear
 from services.engine.model.attention import GatedAttention, partial_frequencies
-from services.engine.model.gated_delta_net import GatedDeltaNet
+from services.engine.model.gated_delta_net import GatedDeltaNet, inner_dtype
 from services.engine.model.hybrid_config import HybridConfig
-from services.engine.model.layers import CentredRmsNorm, Empty, ForwardContext, Mlp, RecurrentContext, Slot
+from services.engine.model.layers import CentredRmsNorm, ForwardContext, Mlp, RecurrentContext
+from services.engine.model.matrix import Matrix, Place
 from services.engine.model.moe import SparseMlp
+from services.engine.model.slot import Empty
 
 
 class HybridBlock:
-    """One layer: x + mixer(norm(x)), then x + mlp(norm(x)); the mixer is attention or a gated delta net."""
+    """One layer: x + mixer(norm(x)), then x + mlp(norm(x)); the mixer is attention or a gated delta net.
+
+    x stays float32 over all layers, whatever the weights are: each layer adds little to it, and rounds only what its
+    matrices read and what is cached."""
 
     def __init__(self, config: HybridConfig, name: str, mixer: GatedAttention | GatedDeltaNet, empty: Empty) -> None:
         self._name = name
@@ -31,14 +34,17 @@ class HybridBlock:
         )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: ForwardContext) -> Tensor:
+        """float32 [T, hidden] -> the same."""
         normed = self._mixer_norm(x)
         if isinstance(self._mixer, GatedAttention):
-            x = x + self._mixer(normed, cos, sin, context)
+            x = self._mixer(normed, x, cos, sin, context)
         else:
-            x = x + self._mixer(normed, _recurrent(context))
-        return x + self._mlp(self._mlp_norm(x))
+            x = self._mixer(normed, x, _recurrent(context))
+        if isinstance(self._mlp, SparseMlp):
+            return self._mlp(self._mlp_norm(x, torch.float32), x)
+        return self._mlp(self._mlp_norm(x), x)
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[Place]:
         kind = "self_attn" if isinstance(self._mixer, GatedAttention) else "linear_attn"
         return [
             *self._mixer_norm.slots(f"{self._name}.input_layernorm"),
@@ -56,20 +62,20 @@ class HybridDecoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self._embedding = Matrix(config.vocab_size, config.hidden_size, empty, whole=True)
         self._blocks = _blocks(config, empty)
         self._norm = CentredRmsNorm(config.hidden_size, config.rms_norm_eps, empty)
-        self._head = self._embedding if config.tied_head else torch.empty_like(self._embedding)
+        self._head = self._embedding if config.tied_head else Matrix(config.vocab_size, config.hidden_size, empty)
         self._frequencies = partial_frequencies(config, device)
 
-    def slots(self) -> Iterator[Slot]:
+    def slots(self) -> Iterator[Place]:
         """Everything that a checkpoint must bring."""
-        yield Slot("model.embed_tokens.weight", self._embedding)
+        yield self._embedding.slot("model.embed_tokens.weight")
         for block in self._blocks:
             yield from block.slots()
         yield from self._norm.slots("model.norm")
         if not self.config.tied_head:
-            yield Slot("lm_head.weight", self._head)
+            yield self._head.slot("lm_head.weight")
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """tokens: int64 [T], those of all rows of the step in a row; T may be 0. Leaves states, convolution columns
@@ -84,12 +90,13 @@ class HybridDecoder:
     def prepare(self) -> None:
         """Have kernels that tune themselves do so before the first request; on a GPU it may take a minute."""
         net = self.config.delta_net
-        gated_delta.prepare(net.key_heads, net.value_heads, net.key_dim, net.value_dim, self.dtype, self.device)
+        dtype = inner_dtype(self.dtype)
+        gated_delta.prepare(net.key_heads, net.value_heads, net.key_dim, net.value_dim, dtype, self.device)
 
     def body(self, tokens: Tensor, context: ForwardContext) -> Tensor:
-        """All tokens' vectors behind the last block, [T, hidden], before the final norm."""
+        """All tokens' vectors behind the last block, float32 [T, hidden], before the final norm."""
         cos, sin = self.angles(context.positions)
-        x = self.embed(tokens)
+        x = self.embed(tokens).float()
         for block in self._blocks:
             x = block(x, cos, sin, context)
         return x
@@ -99,14 +106,14 @@ class HybridDecoder:
         return self._norm(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return embedding(tokens, self._embedding)
+        return self._embedding.take(tokens, self.dtype)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return norm_rope.rotary_angles(positions, self._frequencies)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden], normed -> float32 [N, vocab_size]."""
-        return linear(hidden, self._head).float()
+        return self._head(hidden).float()
 
 
 def _recurrent(context: ForwardContext) -> RecurrentContext:

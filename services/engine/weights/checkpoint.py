@@ -55,18 +55,21 @@ class Checkpoint(Protocol):
         ...
 
 
+def expect(checkpoint: Checkpoint, name: str, shape: Sequence[int]) -> None:
+    """Raises ModelError when tensor `name` is missing or has another shape."""
+    if name not in checkpoint.names():
+        raise ModelError(f"{checkpoint.path}: {checkpoint.place(name)} is missing; expected with shape {list(shape)}")
+    found = checkpoint.shape(name)
+    if found != tuple(shape):
+        raise ModelError(
+            f"{checkpoint.path}: {checkpoint.place(name)} has the shape {list(found)}; expected {list(shape)}"
+        )
+
+
 def fill(checkpoint: Checkpoint, name: str, target: Tensor) -> None:
     """Read tensor `name` into `target`. Raises ModelError when it is missing, has another shape, or holds a NaN or an
     infinity."""
-    if name not in checkpoint.names():
-        raise ModelError(
-            f"{checkpoint.path}: {checkpoint.place(name)} is missing; expected with shape {list(target.shape)}"
-        )
-    shape = checkpoint.shape(name)
-    if shape != tuple(target.shape):
-        raise ModelError(
-            f"{checkpoint.path}: {checkpoint.place(name)} has the shape {list(shape)}; expected {list(target.shape)}"
-        )
+    expect(checkpoint, name, target.shape)
     checkpoint.read(name, target)
     low, high = target.aminmax()  # NaN comes out as both
     if not (low.isfinite() and high.isfinite()):

@@ -3,9 +3,9 @@
 Covered: the weights, all that the decoder reads from the model's config, the dtype that it runs in, and the layout of
 a page and of a recurrent state. Of weight files up to 1 GiB in all, every byte counts; of larger ones all headers
 (names, shapes, types) and three samples of 64 KiB of each tensor, which any training step or other quantization
-changes. Not covered: names and places of files, the device (CPU and CUDA agree up to rounding), and the tokenizer of a
-safetensors folder, since KV depends on token ids alone. The same weights in other files (GGUF or safetensors, other
-shards) count as another model.
+changes; so the same model in two formats is two models. Not covered: names and places of files, the device and whether
+quantized weights stay packed (all agree up to rounding), and the tokenizer of a safetensors folder, since KV depends on
+token ids alone. The same weights in other files (GGUF or safetensors, other shards) count as another model.
 """
 
 import hashlib
@@ -46,3 +46,11 @@ def _content(files: Sequence[WeightFile], whole_up_to: int) -> Iterator[memoryvi
         for start, size in file.tensors:
             for first in (start, start + max(0, size - _SAMPLE) // 2, start + max(0, size - _SAMPLE)):
                 yield file.data[first : min(first + _SAMPLE, start + size)]
+
+
+def content_hash(checkpoint: Checkpoint) -> str:
+    """Of the files alone, 32 hex digits; large ones are sampled as above."""
+    digest = hashlib.blake2b(digest_size=16, person=b"samovar-files")
+    for data in _content(checkpoint.files(), _WHOLE_UP_TO):
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,73 +1,112 @@
-"""A dense decoder in a GGUF file: its config, tensors and tokenizer under llama.cpp's names."""
+"""A decoder in a GGUF file: its config, tensors and tokenizer under llama.cpp's names."""
 
-import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from math import prod
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from services.engine.model.config import ARCHITECTURES, ModelConfig, ModelError, Rope
+from kernels.linear.grouped.form import Grouped
+from kernels.linear.quantized import FORMATS, Quantized
+from services.engine.model.config import ModelError
+from services.engine.model.family import DecoderConfig
+from services.engine.weights import gguf_blocks, gguf_grids
 from services.engine.weights.checkpoint import WeightFile
-from services.engine.weights.gguf_file import GgufFile
+from services.engine.weights.gguf_config import parse_config
+from services.engine.weights.gguf_file import GgufFile, GgufTensor
+from services.engine.weights.gguf_names import Stored, placed, scale_name, stored_name
+from services.engine.weights.gguf_order import gather, movable, move_columns
 from services.engine.weights.gguf_tokenizer import read_bundle
+from services.engine.weights.source import GROUPED
 from services.protocol.events import TokenizerBundle
 
-_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_TOP = re.compile(r"(\w+)\.(weight|bias)")
-_ROPE_FACTORS = "rope_freqs.weight"
-_QK = re.compile(r"self_attn\.[qk]_proj\.(weight|bias)$")
+_DECODERS = {**gguf_blocks.DECODERS, **gguf_grids.DECODERS}
+_DENSE = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bf16"}
+_INTEGER = {Kind.Q8_0: "int8-g32", Kind.NVFP4: "nvfp4"}
+"""Types that formats of ours hold."""
+_DECODED = "float32"
+"""What `format` says of a quantized tensor whose codes cannot be given as they are."""
+_CHUNK_ELEMENTS = 2**24
+"""Decoded at once: 64 MiB of float32."""
 
 
 class GgufCheckpoint:
-    """A `Checkpoint`. Raises ModelError naming the file and the key or tensor that cannot be used."""
+    """A `QuantizedSource`. Raises ModelError naming the file and the key or tensor that cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile(path)
-        self._names = {_name(stored): stored for stored in self._file.tensors if stored != _ROPE_FACTORS}
         try:
-            self._config = _config(self._file, self._names.keys())
+            self._config = parse_config(self._file)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
+        self._stored = placed(self._file.tensors, self._config)
 
     @property
     def path(self) -> Path:
         return self._file.path
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> DecoderConfig:
         return self._config
 
     def names(self) -> Set[str]:
-        return self._names.keys()
+        return self._stored.keys()
 
     def place(self, name: str) -> str:
-        return f"tensor {self._names.get(name) or _stored(name)}"
+        if name not in self._stored:
+            return f"tensor {stored_name(name, self._config)}"
+        return f"tensor {' and '.join(part.name for part in self._stored[name].parts)}"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self._names[name]].shape
+        return self._stored[name].shape
 
     def read(self, name: str, target: Tensor) -> None:
-        # llama.cpp's converter reorders the rows of q and k of this architecture only.
-        interleaved = self._config.architecture == "llama" and _QK.search(name) is not None
-        head = self._config.head_dim if interleaved else 1
-        for first, values in self._file.chunks(self._names[name], row_multiple=head):
-            target[first : first + len(values)] = _halves(values, head) if interleaved else values
+        stored = self._stored[name]
+        entries, columns = stored.shape[0], prod(stored.shape[1:])
+        rows = stored.row_count // entries  # of an entry: more than one where experts are stacked
+        step = max(1, _CHUNK_ELEMENTS // columns)
+        for first in range(0, entries, step):
+            last = min(entries, first + step)
+            values = self._file.decode(stored.parts[0], self._raw(stored, first * rows, last * rows))
+            if (scales := self._scales(stored, first * rows, last * rows)) is not None:
+                values *= scales[:, None]
+            if stored.columns is not None:
+                values = values[:, torch.from_numpy(stored.columns(np.arange(values.shape[1])))]
+            if stored.change == "1 + w":
+                values -= 1
+            elif stored.change == "-exp(w)":
+                values = values.neg().log()
+            target[first:last] = values.view(last - first, *stored.shape[1:])
+
+    def format(self, name: str) -> str:
+        stored = self._stored[name]
+        kind = stored.parts[0].kind
+        if kind in _DENSE:
+            return _DENSE[kind]
+        if kind not in _DECODERS or len(stored.shape) == 1 or stored.change != "none":
+            return _DECODED
+        known = _INTEGER.get(kind, GROUPED)
+        if stored.columns is None:
+            return known
+        natural = self._natural(stored, 0, 1)
+        group = natural.layout.group if isinstance(natural, Grouped) else FORMATS[known].group
+        return known if movable(group, stored.columns, isinstance(natural, Grouped)) else _DECODED
+
+    def encoded(self, name: str, first: int, last: int) -> Quantized | Grouped:
+        if self.format(name) not in (*_INTEGER.values(), GROUPED):
+            raise ModelError(f"{self.path}: {self.place(name)} has no codes that can be given")
+        stored = self._stored[name]
+        natural = self._natural(stored, first, last)
+        if stored.columns is not None:
+            natural = move_columns(natural, stored.columns)
+        if isinstance(natural, Quantized) and (scales := self._scales(stored, first, last)) is not None:
+            natural = replace(natural, row_scale=scales)
+        return natural
 
     def files(self) -> Sequence[WeightFile]:
         tensors = [(tensor.start, tensor.size) for tensor in self._file.tensors.values()]
@@ -79,120 +118,40 @@ class GgufCheckpoint:
         except ModelError as error:
             raise ModelError(f"{self.path}: {error}") from None
 
+    def _natural(self, stored: Stored, first: int, last: int) -> Quantized | Grouped:
+        """As the file has it, but for the order of rows."""
+        kind = stored.parts[0].kind
+        raw = torch.from_numpy(np.array(self._raw(stored, first, last)))
+        return _DECODERS[kind](raw.view(last - first, -1, GGML_QUANT_SIZES[kind][1]))
 
-def _halves(values: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head from the order (0, D/2, 1, D/2 + 1, ...) back to (0, 1, ..., D - 1).
+    def _raw(self, stored: Stored, first: int, last: int) -> np.ndarray:
+        """uint8 [last - first, bytes of a row], in our order of rows."""
+        rows = stored.row_count // len(stored.parts)
+        if stored.parts[0].size % rows:  # a vector in blocks
+            part = stored.parts[0]
+            raise ModelError(
+                f"{self.path}: tensor {part.name} of shape {list(part.shape)} has the type {part.kind.name}"
+            )
+        parts = [self._file.raw(part).reshape(rows, -1) for part in stored.parts]
+        return gather(parts, stored.rows, first, last)
 
-    llama.cpp rotates neighbours, `transformers` and our kernel the two halves of a head; the converter's permutation
-    (`LlamaModel.permute` of convert_hf_to_gguf.py) is undone here.
-    """
-    return values.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(values.shape)
+    def _scales(self, stored: Stored, first: int, last: int) -> Tensor | None:
+        """float32 [last - first] of NVFP4, whose tensors have a scale beside them."""
+        if stored.parts[0].kind != Kind.NVFP4:
+            return None
+        rows = stored.row_count // len(stored.parts)
+        wanted = np.arange(first, last)
+        order = wanted if stored.rows is None else stored.rows(wanted)
+        return torch.cat([self._scale(part, rows) for part in stored.parts])[torch.from_numpy(order)]
 
-
-def _name(stored: str) -> str:
-    """The name in `transformers`; the stored one where there is none."""
-    if match := _LAYER.fullmatch(stored):
-        layer, part, kind = match.groups()
-        if part in _LAYER_NAMES:
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
-    if (match := _TOP.fullmatch(stored)) and match[1] in _TOP_NAMES:
-        return f"{_TOP_NAMES[match[1]]}.{match[2]}"
-    return stored
-
-
-def _stored(name: str) -> str:
-    """The inverse of `_name`."""
-    part, kind = name.rsplit(".", 1)
-    for stored, known in _TOP_NAMES.items():
-        if part == known:
-            return f"{stored}.{kind}"
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", part)
-    for stored, known in _LAYER_NAMES.items():
-        if match and match[2] == known:
-            return f"blk.{match[1]}.{stored}.{kind}"
-    return name
-
-
-def _config(file: GgufFile, names: Set[str]) -> ModelConfig:
-    metadata = file.metadata
-    architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise ModelError(f"general.architecture {architecture!r} is not supported; known: {', '.join(ARCHITECTURES)}")
-    keys = _Keys(metadata, architecture)
-    keys.refuse("expert_count", "logit_scale", "embedding_scale", "residual_scale", "attention.scale")
-    context = keys.whole("context_length")
-    if 0 < (keys.get("attention.sliding_window") or 0) < context:
-        keys.refuse("attention.sliding_window")
-    heads = keys.whole("attention.head_count")
-    hidden = keys.whole("embedding_length")
-    head_dim = keys.get("attention.key_length") or hidden // heads
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.get(key, head_dim) != head_dim:
-            raise ModelError(f"{architecture}.{key} is {keys.get(key)}; only the head's {head_dim} dims are supported")
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=_rows(file, "token_embd.weight"),
-        hidden_size=hidden,
-        intermediate_size=keys.whole("feed_forward_length"),
-        layers=keys.whole("block_count"),
-        heads=heads,
-        kv_heads=keys.whole("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        rms_norm_eps=float(keys.required("attention.layer_norm_rms_epsilon")),
-        rope=_rope(file, keys, head_dim),
-        context_length=context,
-        qkv_bias=architecture == "qwen2" or "model.layers.0.self_attn.q_proj.bias" in names,
-        output_bias="model.layers.0.self_attn.o_proj.bias" in names,
-        qk_norm=architecture == "qwen3",
-        tied_head="lm_head.weight" not in names,
-    )
-
-
-class _Keys:
-    """Metadata of one architecture."""
-
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        self._metadata = metadata
-        self._prefix = architecture
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._metadata.get(f"{self._prefix}.{key}", default)
-
-    def required(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise ModelError(f"metadata {self._prefix}.{key} is missing")
-        return value
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.required(key) if default is None else self.get(key, default)
-        if not isinstance(value, int):
-            raise ModelError(f"metadata {self._prefix}.{key} is {str(value)[:80]}; expected one whole number")
-        return value
-
-    def refuse(self, *keys: str) -> None:
-        for key in keys:
-            if self.get(key):
-                raise ModelError(f"metadata {self._prefix}.{key} = {self.get(key)!r} is not supported")
-
-
-def _rows(file: GgufFile, name: str) -> int:
-    if name not in file.tensors:
-        raise ModelError(f"tensor {name} is missing")
-    return file.tensors[name].shape[0]
-
-
-def _rope(file: GgufFile, keys: _Keys, head_dim: int) -> Rope:
-    theta = float(keys.get("rope.freq_base", 10_000.0))
-    kind = keys.get("rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        keys.refuse("rope.scaling.type")
-    divisors = torch.ones(head_dim // 2)
-    if kind == "linear":
-        divisors *= float(keys.required("rope.scaling.factor"))
-    if _ROPE_FACTORS in file.tensors:  # how the converter stores Llama 3's scaling
-        shape = file.tensors[_ROPE_FACTORS].shape
-        if shape != (head_dim // 2,):
-            raise ModelError(f"tensor {_ROPE_FACTORS} has the shape {list(shape)}; expected [{head_dim // 2}]")
-        divisors *= torch.cat([values for _, values in file.chunks(_ROPE_FACTORS)])
-    return Rope(theta, () if bool((divisors == 1).all()) else tuple(divisors.tolist()))
+    def _scale(self, part: GgufTensor, rows: int) -> Tensor:
+        """float32 [rows]; the file has one for a tensor, or one for each expert."""
+        beside = self._file.tensors.get(scale_name(part.name))
+        if beside is None:
+            return torch.ones(rows)
+        scales = self._file.values(beside).flatten()
+        if part.expert is not None and len(scales) > 1:
+            scales = scales[part.expert : part.expert + 1]
+        if rows % len(scales):
+            raise ModelError(f"{self.path}: tensor {beside.name} has {len(scales)} scales for {rows} rows")
+        return scales.repeat_interleave(rows // len(scales))

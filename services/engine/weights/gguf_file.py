@@ -7,8 +7,7 @@ tokens on one core of an EPYC, against 0.2 s here) and says of a file cut short 
 
 import mmap
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Format letters of `struct` by GGUF's value type."""
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
-_CHUNK_ELEMENTS = 2**24
-"""Decoded at once: 64 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +36,13 @@ class GgufTensor:
     """Bytes from the start of the file."""
     size: int
     """Bytes."""
+    expert: int | None = None
+    """Of a piece: which one of the stored tensor's."""
+
+    def piece(self, expert: int) -> "GgufTensor":
+        """One matrix of a tensor [experts, rows, columns]."""
+        size = self.size // self.shape[0]
+        return replace(self, shape=self.shape[1:], start=self.start + expert * size, size=size, expert=expert)
 
 
 class _Cursor:
@@ -127,28 +131,19 @@ class GgufFile:
         """The whole file."""
         return memoryview(self._data)
 
-    def chunks(self, name: str, row_multiple: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """The values as (first row, float32 [rows, ...]), a bounded number of rows at a time, ascending.
+    def raw(self, tensor: GgufTensor) -> np.ndarray:
+        """Its bytes as they lie in the file, a view."""
+        return np.frombuffer(self._data, dtype=np.uint8, count=tensor.size, offset=tensor.start)
 
-        Rows are those of the first dim; `row_multiple` divides the rows of each chunk (it must divide all rows).
-        Raises ModelError for a type that the gguf package cannot decode.
-        """
-        tensor = self.tensors[name]
-        rows = tensor.shape[0]
-        data = np.frombuffer(self._data, dtype=np.uint8, count=tensor.size, offset=tensor.start)
-        if len(tensor.shape) == 1:  # one row of blocks: its elements are the rows
-            yield 0, self._decode(tensor, data[None]).view(rows)
-            return
-        data = data.reshape(rows, -1)
-        step = max(1, _CHUNK_ELEMENTS // prod(tensor.shape[1:]) // row_multiple) * row_multiple
-        for first in range(0, rows, step):
-            values = self._decode(tensor, data[first : first + step])
-            yield first, values.view(-1, *tensor.shape[1:])
+    def values(self, tensor: GgufTensor) -> Tensor:
+        """All of a small tensor, float32 [rows, columns]."""
+        return self.decode(tensor, self.raw(tensor).reshape(prod(tensor.shape[:-1]), -1))
 
-    def _decode(self, tensor: GgufTensor, data: np.ndarray) -> Tensor:
-        """uint8 [rows, bytes] to float32 [rows, elements], never a view of the mapping."""
+    def decode(self, tensor: GgufTensor, rows: np.ndarray) -> Tensor:
+        """Rows of the tensor, uint8 [rows, bytes], to float32 [rows, elements], never a view of the mapping. Raises
+        ModelError for a type that the gguf package cannot decode."""
         try:
-            return torch.tensor(dequantize(data, tensor.kind), dtype=torch.float32)
+            return torch.tensor(dequantize(np.ascontiguousarray(rows), tensor.kind), dtype=torch.float32)
         except NotImplementedError:
             message = f"{self.path}: tensor {tensor.name} has the type {tensor.kind.name}, which cannot be read"
             raise ModelError(message) from None

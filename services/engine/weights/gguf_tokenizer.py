@@ -1,6 +1,7 @@
 """A tokenizer in GGUF metadata, as a `TokenizerBundle`."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from services.protocol.events import SpecialTokens, TokenizerBundle
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 """Of `tokenizer.ggml.token_type`; 1 is a normal token."""
+_PADDING = re.compile(r"\[PAD\d+\]")
+"""What llama.cpp's converter puts into holes of the vocabulary and rows behind its end: no tokens of the model."""
 _SPACE = "▁"  # sentencepiece's
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
@@ -51,8 +54,9 @@ class _Vocabulary:
         if len(self.types) != len(self.tokens):
             raise ModelError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(self.tokens)} tokens")
         self.ids: dict[str, int] = {}
-        for index, token in enumerate(self.tokens):
-            self.ids.setdefault(token, index)
+        for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
+            if kind != _UNUSED or not _PADDING.fullmatch(token):
+                self.ids.setdefault(token, index)
 
     def kind(self, token: str) -> int | None:
         index = self.ids.get(token)
@@ -74,7 +78,7 @@ class _Vocabulary:
                 "special": kind != _USER_DEFINED,
             }
             for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token and self.ids[token] == index
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token and self.ids.get(token) == index
         ]
 
 

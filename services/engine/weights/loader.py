@@ -11,14 +11,16 @@ from services.engine.model.config import ModelError
 from services.engine.model.dense import DenseDecoder
 from services.engine.model.family import DecoderConfig, build_decoder
 from services.engine.model.hybrid_config import HybridConfig
-from services.engine.model.layers import Slot
+from services.engine.model.matrix import MatrixSlot, Place
 from services.engine.model.mtp import MtpHead
 from services.engine.model.qwen3_5 import HybridDecoder
-from services.engine.weights.checkpoint import Checkpoint, fill
+from services.engine.weights.binding import bind
+from services.engine.weights.checkpoint import Checkpoint
 from services.engine.weights.fingerprint import fingerprint
-from services.engine.weights.gguf_checkpoint import GgufCheckpoint
+from services.engine.weights.opening import open_model
+from services.engine.weights.packed import pack_folder, packed_model
 from services.engine.weights.resolve import resolve
-from services.engine.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from services.engine.weights.source import QuantizedSource
 from services.protocol.events import TokenizerBundle
 
 log = logging.getLogger(__name__)
@@ -48,32 +50,41 @@ class LoadedModel:
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     """Raises ModelError when the model cannot be found, read or honoured, and torch.OutOfMemoryError or RuntimeError
-    when the device has no room. Host memory beyond the weights themselves is bounded (GGUF is decoded in pieces)."""
+    when the device has no room. Host memory beyond the weights themselves is bounded (tensors are read in pieces)."""
+    device = resolve_device(config)  # a wrong setting comes out before a download
+    progress(0.0, "finding the model")
+    if config.recipe:
+        located = packed_model(config.model, config.recipe, pack_folder(config.pack_dir), device, progress)
+    else:
+        located = resolve(config.model)
+    return load_checkpoint(open_model(located, device), located.name, config, progress)
+
+
+def load_checkpoint(checkpoint: QuantizedSource, name: str, config: EngineConfig, progress: Progress) -> LoadedModel:
+    """The same for a model that is found; `name`: its own."""
     device = resolve_device(config)
     dtype = resolve_dtype(config, device)
-    progress(0.0, "finding the model")
-    located = resolve(config.model)
-    checkpoint: Checkpoint = (
-        GgufCheckpoint(located.path) if located.kind == "gguf" else SafetensorsCheckpoint(located.path)
-    )
+    packed = config.weights == "packed" or (config.weights == "auto" and device.type == "cuda")
     # Before the weights: what is wrong with it comes out soon.
     bundle = checkpoint.bundle()
     model = build_decoder(checkpoint.config, dtype, device)
     mtp = _mtp_head(model, checkpoint)
-    _fill([*model.slots(), *(mtp.slots() if mtp is not None else ())], checkpoint, progress)
+    places = _wanted([*model.slots(), *(mtp.slots() if mtp is not None else ())], checkpoint)
+    with torch.inference_mode():
+        bind(places, checkpoint, packed, device, lambda share, what: progress(0.95 * share, what))
     if isinstance(model, HybridDecoder):
         progress(0.95, "preparing kernels")
         with torch.inference_mode():
             model.prepare()
     progress(0.95, "fingerprint")
-    name = fingerprint(checkpoint, dtype)
+    model_fingerprint = fingerprint(checkpoint, dtype)
     progress(1.0, "loaded")
     return LoadedModel(
-        name=config.model_name or located.name,
+        name=config.model_name or name,
         model=model,
         mtp=mtp,
         model_config=checkpoint.config,
-        fingerprint=name,
+        fingerprint=model_fingerprint,
         bundle=bundle,
         context_length=checkpoint.config.context_length,
     )
@@ -104,12 +115,16 @@ def _mtp_head(model: DenseDecoder | HybridDecoder, checkpoint: Checkpoint) -> Mt
     return MtpHead(model)
 
 
-def _fill(slots: Sequence[Slot], checkpoint: Checkpoint, progress: Progress) -> None:
+def _wanted(places: Sequence[Place], checkpoint: Checkpoint) -> list[Place]:
+    """The same places under the names that the checkpoint has. Raises ModelError when it holds more."""
     names = checkpoint.names()
-    wanted: list[Slot] = []
-    for slot in slots:
-        wanted += slot.parts if slot.parts and slot.name not in names else (slot,)
-    known = {slot.name for slot in wanted}
+    wanted: list[Place] = []
+    for place in places:
+        if isinstance(place, MatrixSlot) and place.parts and place.name not in names:
+            wanted += place.parts
+        else:
+            wanted.append(place)
+    known = {place.name for place in wanted}
     if checkpoint.config.tied_head:
         known.add(_HEAD)  # some files hold it although it is tied
     # A tensor that nobody reads would be a wrong answer without an error.
@@ -119,13 +134,7 @@ def _fill(slots: Sequence[Slot], checkpoint: Checkpoint, progress: Progress) -> 
             f"{checkpoint.path}: {checkpoint.place(unknown[0])} is not part of a {checkpoint.config.architecture} "
             f"decoder as supported here ({len(unknown)} such tensors)"
         )
-    total = sum(slot.target.numel() for slot in wanted)
-    filled = 0
-    with torch.inference_mode():
-        for slot in wanted:
-            fill(checkpoint, slot.name, slot.target)
-            filled += slot.target.numel()
-            progress(0.95 * filled / total, slot.name)
+    return wanted
 
 
 def _left_out(name: str, config: DecoderConfig, known: Set[str]) -> bool:

@@ -3,12 +3,15 @@
 import json
 import logging
 import mmap
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels.linear.grouped.form import Grouped
+from kernels.linear.quantized import Quantized
 from services.engine.model.config import ModelError
 from services.engine.model.family import DecoderConfig, parse_model_config
 from services.engine.model.hybrid_config import HybridConfig
@@ -19,7 +22,8 @@ from services.protocol.events import TokenizerBundle
 log = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
-_DTYPES = ("F32", "F16", "BF16")
+_FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bf16"}
+"""By the types that we read, as safetensors names them: as `QuantizedSource.format` names them."""
 _WITHOUT_USE = ".rotary_emb.inv_freq"
 """Old checkpoints hold these; they follow from the config."""
 _PREFIXES = {
@@ -30,14 +34,21 @@ _PREFIXES = {
 }
 """Of the Qwen3.5 family: how multimodal files and some exports begin the names that text-only files have."""
 _VISION = ("model.visual.", "visual.")
+_MAPPED_AT_ONCE = 2**24
+"""Bytes; larger tensors are read in pieces."""
 
 
 class SafetensorsCheckpoint:
-    """A `Checkpoint`. Raises ModelError naming the file and the key or tensor that cannot be used."""
+    """A `QuantizedSource` without any quantized tensor. Raises ModelError naming the file and the key or tensor that
+    cannot be used."""
 
-    def __init__(self, folder: Path) -> None:
+    READABLE = frozenset(_FORMATS)
+    """The types that `read` converts, as safetensors names them."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
+        """`config`: the folder's config.json without what the caller takes care of; None: as it is."""
         self._folder = folder
-        self._raw = read_json(folder / "config.json")
+        self._raw = read_json(folder / "config.json") if config is None else config
         try:
             self._config = parse_model_config(self._raw)
         except ModelError as error:
@@ -74,12 +85,43 @@ class SafetensorsCheckpoint:
         path, stored = self._home[name]
         return tuple(self._opened[path].get_slice(stored).get_shape())
 
-    def read(self, name: str, target: Tensor) -> None:
+    def kind(self, name: str) -> str:
+        """The type of a tensor's elements, as safetensors names it: `BF16`, `F8_E4M3`."""
         path, stored = self._home[name]
-        kind = self._opened[path].get_slice(stored).get_dtype()
-        if kind not in _DTYPES:
-            raise ModelError(f"{path}: tensor {stored} has the type {kind}; supported: {', '.join(_DTYPES)}")
-        target.copy_(self._opened[path].get_tensor(stored))
+        return self._opened[path].get_slice(stored).get_dtype()
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
+        path, stored = self._home[name]
+        return self._opened[path].get_tensor(stored)
+
+    def cut(self, name: str, *ranges: slice) -> Tensor:
+        """A part of a tensor as it is stored, by its first dims; only this is read."""
+        path, stored = self._home[name]
+        return self._opened[path].get_slice(stored)[ranges]
+
+    def read(self, name: str, target: Tensor) -> None:
+        self.format(name)
+        path, stored = self._home[name]
+        size = target.numel() * target.element_size()
+        if size <= _MAPPED_AT_ONCE:
+            target.copy_(self.raw(name))
+            return
+        rows = max(1, len(target) * _MAPPED_AT_ONCE // size)
+        for first in range(0, len(target), rows):
+            # A mapping of its own: the pages that it read count as the process's memory for as long as it lives.
+            piece = _open(path).get_slice(stored)[first : first + rows]
+            target[first : first + rows] = piece
+
+    def format(self, name: str) -> str:
+        kind = self.kind(name)
+        if kind not in _FORMATS:
+            path, stored = self._home[name]
+            raise ModelError(f"{path}: tensor {stored} has the type {kind}; supported: {', '.join(_FORMATS)}")
+        return _FORMATS[kind]
+
+    def encoded(self, name: str, first: int, last: int) -> Quantized | Grouped:
+        raise ModelError(f"{self._folder}: {self.place(name)} is not quantized")
 
     def files(self) -> Sequence[WeightFile]:
         return [_weight_file(path) for path in self._paths]

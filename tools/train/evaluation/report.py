@@ -12,6 +12,7 @@ from tools.train.data.dataset import TEXT_KINDS, Dataset
 from tools.train.data.vocabulary import END_OF_TURN
 from tools.train.evaluation.acceptance import chained_acceptance, engine_acceptance
 from tools.train.evaluation.decoding import agreement, greedy
+from tools.train.evaluation.draft_prompts import chat_prompt
 from tools.train.evaluation.needles import needle_case
 from tools.train.evaluation.text_score import bits_per_byte
 from tools.train.evaluation.tool_score import (
@@ -28,7 +29,6 @@ from tools.train.model import TrainModel
 from tools.train.tasks.chat import Exchange, copying, small_talk
 from tools.train.tasks.rows import Task, micro_batch
 from tools.train.tasks.source import Source
-from tools.train.tasks.wording import EMPTY_THOUGHT, SYSTEM
 
 LONGEST_FULL = 131_072
 """Longer needles get a quarter of the salts."""
@@ -147,13 +147,6 @@ def measure_chat(model: TrainModel, source: Source, options: EvalOptions, report
 
     report.chat_exact = exact([small_talk(source) for _ in range(2 * options.tool_cases)])
     report.copy_exact = exact([copying(source) for _ in range(max(1, options.tool_cases // 2))])
-
-
-def chat_prompt(question: str) -> str:
-    return (
-        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
-        f"<|im_start|>assistant\n{EMPTY_THOUGHT}"
-    )
 
 
 def measure_acceptance(model: TrainModel, source: Source, options: EvalOptions, report: Report) -> None:

@@ -1,0 +1,46 @@
+"""Shapes and GPU -> routes and launches. Pure functions, as data.
+
+Measured on an H200 with `make bench-linear`; `docs/benchmarks/linear-h200.json` has what came out.
+"""
+
+from dataclasses import dataclass
+
+STREAM_ROWS = 64
+"""Up to here of x the codes are read once, by `stream`; above, decoding them for cuBLAS is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Of `stream`."""
+
+    rows: int
+    """Of the matrix, a program."""
+    slices: int
+    """Of the columns, worked on at once by as many groups of warps of a program."""
+    units: int
+    """Of columns (`packing.unit_columns`), a slice and round of the loop."""
+    splits: int
+    """Programs that share the columns of a tile."""
+    warps: int
+    stages: int
+    pdl: bool = False
+    """Begin while the kernel before still runs (programmatic dependent launch, compute capability 9.0 and up)."""
+
+
+_STAGES = {"nvfp4": 3, "int4-g64": 3, "int3-g128": 3, "int5-g64": 2, "fp8": 4, "fp8-block": 4}
+_PROGRAMS = 3.6
+"""A multiprocessor, from which on another split costs more than it brings (two warps a program)."""
+
+
+def stream_launch(
+    format: str, rows: int, columns: int, unit: int, batch: int, processors: int, capability: tuple[int, int]
+) -> Launch:
+    """batch: rows of x, 1 to STREAM_ROWS. processors: multiprocessors."""
+    tile = 32 if format in ("fp8", "fp8-block", "int3-g128", "int5-g64", "int8-g32") and batch <= 8 else 64
+    stages = _STAGES.get(format, 3)
+    if batch > 16 or capability[0] != 9:  # 99 KiB of shared memory, and more of it for x
+        stages = min(stages, 3)
+    tiles = -(-rows // tile)
+    rounds = -(-columns // (unit * 2))
+    splits = max(1, min(round(_PROGRAMS * processors / tiles), rounds // 2, 16))
+    return Launch(tile, 2, 1, splits, 2, stages, splits == 1 and capability >= (9, 0))

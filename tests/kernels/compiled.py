@@ -1,0 +1,38 @@
+"""Kernels compiled for GPUs that are not here."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SHARED_LIMIT = 99 * 1024
+"""Of a block on consumer GPUs of Ada and Blackwell."""
+
+
+def resources(
+    kernel: object, constants: Mapping[str, object], pointers: Mapping[str, str], capability: int, warps: int
+) -> dict[str, int]:
+    """Registers (REG), bytes of STACK, of LOCAL and of SHARED memory. The arguments that are neither constants nor
+    pointers are int32; pointers and sizes named N, K, half or ..._step, ..._stride are multiples of 16."""
+    names: list[str] = kernel.arg_names  # type: ignore[attr-defined]
+    kinds = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if kinds[name].startswith("*") or name in ("N", "K", "half") or name.endswith(("_step", "_stride"))
+    }
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=kinds, constexprs=fixed, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
+    return {**found, "SHARED": compiled.metadata.shared}
