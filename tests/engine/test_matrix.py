@@ -85,3 +85,25 @@ def test_memory_is_taken_once() -> None:
     assert slot.shape == (4, 3)
     assert slot.target.data_ptr() == matrix.dense.data_ptr()
     assert torch.equal(matrix.take(torch.tensor([1]), torch.float32), torch.full((1, 3), 2.0))
+
+
+@pytest.mark.parametrize("order", [("plain",), ("plain", "fp8", "grouped")])
+def test_a_residual_of_all_blocks(order: tuple[str, ...]) -> None:
+    """A wide one stays wide; what is added to it is rounded to half precision at most once."""
+    made = [block(kind, 12, seed) for seed, kind in enumerate(order)]
+    packed = [b.to(torch.bfloat16) if isinstance(b, Tensor) else b for b, _ in made]
+    values = torch.cat([v.to(torch.bfloat16).float() if isinstance(b, Tensor) else v for b, v in made])
+    matrix = Matrix(12 * len(order), COLUMNS, EMPTY)
+    matrix.bind(packed)
+    x = torch.randn(5, COLUMNS, generator=torch.Generator().manual_seed(20)).to(torch.bfloat16)
+    residual = torch.randn(5, matrix.rows, generator=torch.Generator().manual_seed(21))
+    exact = x.float() @ values.t()
+    for got, expected in (
+        (matrix(x, residual=residual), exact + residual),
+        (matrix(x, dtype=torch.float32), exact),
+    ):
+        assert got.dtype == torch.float32
+        rounding = 2**-8 * exact.abs() + 1e-4
+        assert bool(((got - expected).abs() <= rounding).all())
+        torch.testing.assert_close(got[:, :12], expected[:, :12], atol=1e-4, rtol=0)  # of the plain block
+    assert matrix(x).dtype == torch.bfloat16

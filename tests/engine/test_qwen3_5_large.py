@@ -125,7 +125,7 @@ def test_bfloat16(oracle: PreTrainedModel, kernel: str, monkeypatch: pytest.Monk
     got, other = run(bench)
     divergence = mean_kl(torch.cat((got, other[None])), exact)
     tail = mean_kl(decoded_tail(bench), exact_tail)
-    oracle.to(torch.bfloat16)
+    oracle.bfloat16()
     theirs, their_tail = mean_kl(at_ends(oracle), exact), mean_kl(at_tail(oracle), exact_tail)
     print(
         f"mean KL {divergence:.2e}, of transformers in bfloat16 {theirs:.2e}; at the tail {tail:.2e}, {their_tail:.2e}"

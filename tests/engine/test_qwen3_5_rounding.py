@@ -39,11 +39,10 @@ ENDS = (*range(20, 100, 20), *range(100, 201))
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", FEEDS)
-def test_less_than_half_of_what_transformers_loses(
-    shape: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loses_much_less_than_transformers(shape: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both against the same weights, rounded, computed in float32. The median, because where a rounding makes the
-    router choose another expert, a position may lose a hundred times as much."""
+    router choose another expert, a position may lose a hundred times as much. With the residual and all between the
+    matrices of a gated delta net in bfloat16 we lost 0.83 (dense) and 0.67 (moe) of theirs, without 0.48 and 0.33."""
     monkeypatch.setattr(flash, "usable", lambda q: False)
     model = _oracle(shape)
     places = [end - 1 for end in ENDS]
@@ -51,8 +50,8 @@ def test_less_than_half_of_what_transformers_loses(
     bench = Bench(decoder(model, device, torch.bfloat16))
     steps = zip((0, *ENDS[:-1]), ENDS, strict=True)
     ours = torch.stack([bench.run(row(IDS, start, end, [3, 1, 2, 0], state=0))[0] for start, end in steps])
-    theirs = oracle_logits(model.to(torch.bfloat16), IDS)[places].float()
-    assert 0 < _median_kl(ours, exact) <= 0.55 * _median_kl(theirs, exact)
+    theirs = oracle_logits(model.bfloat16(), IDS)[places].float()
+    assert 0 < _median_kl(ours, exact) <= 0.6 * _median_kl(theirs, exact)
 
 
 def _oracle(shape: str) -> PreTrainedModel:

@@ -1,7 +1,9 @@
-"""Kernels compiled for GPUs that are not here."""
+"""Kernels without a GPU: run by Triton's interpreter, or compiled for GPUs that are not here."""
 
+import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,3 +38,17 @@ def resources(
         report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report)}
     return {**found, "SHARED": compiled.metadata.shared}
+
+
+def run_interpreted(module: str) -> None:
+    """`module` as a program, which says "all right" when it is: a process of its own, since TRITON_INTERPRET is read
+    when kernels are defined."""
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr[-2000:]

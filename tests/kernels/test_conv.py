@@ -57,3 +57,26 @@ def test_dtype_is_kept_and_the_sum_is_wide() -> None:
     taps = torch.randn(4, CHANNELS, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
     out = causal_conv(x, taps, torch.zeros(1, 3, CHANNELS, dtype=torch.bfloat16), plan_recurrence([9], [0], CPU))
     assert torch.equal(out, whole(x.float(), taps.float()).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_wide_inputs_are_rounded_only_in_the_columns(device: torch.device) -> None:
+    x = torch.randn(9, CHANNELS, generator=torch.Generator().manual_seed(4))
+    taps = torch.randn(4, CHANNELS, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
+    columns = torch.zeros(1, 3, CHANNELS, dtype=torch.bfloat16, device=device)
+    parts = []
+    for part in x.split([7, 1, 1]):
+        plan = plan_recurrence([len(part)], [0], device)
+        parts.append(causal_conv(part.to(device), taps.to(device), columns, plan, torch.float16).cpu())
+    assert torch.equal(parts[0], whole(x[:7], taps.float()).to(torch.float16))
+    seen = torch.cat((x[4:8].to(torch.bfloat16).float(), x[8:]))
+    torch.testing.assert_close(parts[2], whole(seen, taps.float())[-1:].to(torch.float16), atol=1e-3, rtol=1e-3)
+    assert torch.equal(columns[0].cpu(), x[-3:].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_float16_saturates(count: int) -> None:
+    columns = torch.zeros(1, 3, CHANNELS)
+    plan = plan_recurrence([count], [0], CPU)
+    out = causal_conv(torch.full((count, CHANNELS), 1e6), torch.ones(4, CHANNELS), columns, plan, torch.float16)
+    assert torch.equal(out, torch.full((count, CHANNELS), 65504.0, dtype=torch.float16))

@@ -1,17 +1,12 @@
 """The grouped kernels without a GPU: run by Triton's interpreter, and compiled for the GPUs that we serve on."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import triton.language as tl
 
 from kernels.linear.grouped import fused, launch
 from kernels.linear.grouped import triton as kernels
 from kernels.linear.grouped.weight import pack
-from tests.kernels.compiled import SHARED_LIMIT, resources
+from tests.kernels.compiled import SHARED_LIMIT, resources, run_interpreted
 from tests.kernels.grouped_matrices import random_grouped
 
 _POINTERS = {
@@ -27,15 +22,7 @@ _POINTERS = {
 
 def test_interpreted() -> None:
     """Odd shapes, poisoned outputs, every layout; see `interpreted_grouped`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted_grouped"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr[-2000:]
+    run_interpreted("tests.kernels.interpreted_grouped")
 
 
 @pytest.mark.parametrize(

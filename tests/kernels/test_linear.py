@@ -21,3 +21,25 @@ def test_linear(device: torch.device, dtype: torch.dtype, rows: int, with_bias: 
     assert got.is_contiguous()
     atol = 1e-4 if dtype == torch.float32 else 0.2
     torch.testing.assert_close(got.double().cpu(), expected, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_wide_result_of_half_precision(device: torch.device, rows: int, half: torch.dtype) -> None:
+    """Nothing is rounded behind the inputs, and what a wide residual has is not lost."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 48, generator=generator).to(device, half)
+    weight = torch.randn(20, 48, generator=generator).to(device, half)
+    bias = torch.randn(20, generator=generator).to(device, half)
+    residual = torch.randn(rows, 20, generator=generator).to(device)
+    exact = x.double() @ weight.double().t()
+    for got, expected in (
+        (linear(x, weight, dtype=torch.float32), exact),
+        (linear(x, weight, bias, dtype=torch.float32), exact + bias.double()),
+        (linear(x, weight, residual=residual), exact + residual.double()),
+        (linear(x, weight, bias, residual), exact + bias.double() + residual.double()),
+    ):
+        assert got.dtype == torch.float32
+        assert got.is_contiguous()
+        torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=0)

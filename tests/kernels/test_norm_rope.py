@@ -67,3 +67,17 @@ def test_centred_and_gated_norm(device: torch.device) -> None:
     gated = rms_norm_gated(x.to(device), gate.to(device), weight.to(device), 1e-6).cpu()
     expected = unit * weight.double() * z * z.sigmoid()
     torch.testing.assert_close(gated, expected.to(torch.bfloat16), atol=1e-6, rtol=0.01)
+
+
+def test_the_result_may_have_another_dtype() -> None:
+    generator = torch.Generator().manual_seed(6)
+    x, gate = torch.randn(2, 4, 16, generator=generator)
+    weight = torch.linspace(-0.5, 1, 16).to(torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        centred = rms_norm_centred(x, weight, 1e-6, dtype)
+        assert torch.equal(centred, rms_norm_centred(x, weight, 1e-6).to(dtype))
+        assert torch.equal(
+            rms_norm_gated(x.half(), gate, weight, 1e-6, dtype),
+            rms_norm_gated(x.half().float(), gate, weight, 1e-6).to(dtype),
+        )
+        assert centred.dtype == dtype

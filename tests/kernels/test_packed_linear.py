@@ -1,10 +1,5 @@
 """Packed weights: how they lie, and the products with them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +12,7 @@ from kernels.linear.packing import FP8, unit_columns
 from kernels.linear.quantized import FORMATS, Quantized, dequantize
 from kernels.linear.weight import Weight, pack, stack, unpack
 from tests.devices import DEVICES
-from tests.kernels.compiled import SHARED_LIMIT, resources
+from tests.kernels.compiled import SHARED_LIMIT, resources, run_interpreted
 from tests.kernels.packed_matrices import random_quantized
 
 SHAPES = [(5, 64), (33, 576), (130, 1000), (256, 256)]
@@ -102,15 +97,7 @@ def test_reference(format: str) -> None:
 
 def test_interpreted() -> None:
     """Every format, odd shapes, poisoned outputs; see `interpreted_linear`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted_linear"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr[-2000:]
+    run_interpreted("tests.kernels.interpreted_linear")
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90, 120])
@@ -178,7 +165,7 @@ class TestOnGpu:
         plain = torch.full_like(exact, torch.nan)
         expand(weight, 0, rows, plain)
         assert torch.equal(plain, exact)
-        for count in (1, 4, 8, 16, 17, 64, 65, 300):
+        for count in (1, 8, 16, 64, 300):
             x = torch.randn(count, columns, device="cuda").to(torch.bfloat16)
             expected = x.double() @ exact.double().t()
             residual = torch.randn(count, rows, device="cuda")

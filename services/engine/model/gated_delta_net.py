@@ -14,8 +14,10 @@ from services.engine.model.slot import Empty, Slot
 
 
 def inner_dtype(model: torch.dtype) -> torch.dtype:
-    """Of q, k, v and o. float16 has three bits more than bfloat16 and the same size; its range does: the convolution
-    is of a normed vector, and q, k and o are normed again, by norms whose epsilon hides what float16 flushes."""
+    """Of q, k, v and o, in a model of this dtype.
+
+    float16 has three bits more than bfloat16 in the same space. Its range suffices: the convolution's inputs come from
+    a normed vector, far below 65504, and q, k and o go through norms, whose epsilon hides what float16 makes zero."""
     return torch.float32 if model == torch.float32 else torch.float16
 
 
