@@ -1,7 +1,7 @@
 """`python -m bench.needles DEVICE LENGTH:SALTS ...`: needle-test of PyPI's cache-pressure against the small model.
 
-For example `cuda 128000:20 200000:5`. Prints a line a length. Needs cache-pressure (Python 3.12) installed. Four prompts
-run at once, and pages and host tier hold them all.
+For example `cuda 128000:20 200000:5`. Prints a line a length. Needs cache-pressure (Python 3.12) installed. Four
+prompts run at once, and pages and host tier hold them all.
 """
 
 import re
