@@ -51,6 +51,7 @@ async def _measure(phases: list[Phase]) -> dict[str, Any]:
     for load, delivered in await _loads(phases, answer):
         measured[load.phase.name] = row = _row(load, delivered, answer)
         _print_row(load.phase.name, row)
+    results.write("gateway-cpu", measured)  # ten minutes of work, whatever comes of the rest
     measured["beside_long_prompts"] = beside = await long_prompts(answer)
     _print_prompts(beside)
     return measured
