@@ -129,6 +129,10 @@ class FakeRunner:
     def close(self) -> None:
         self.closed = True
 
+    @property
+    def under_way(self) -> tuple[Transfer, ...]:
+        return tuple(self._under_way.values())
+
     def run(self, batch: ScheduledBatch) -> ModelOutput:
         if self.before_step is not None:
             self.before_step(batch)

@@ -19,8 +19,9 @@ def checkpoint_positions(
     * further hints, the deepest first: the latest messages are what an edit or a compaction leaves;
     * multiples of `interval` (an abort in a long prefill, an edit far back).
 
-    Each but the first two must be `gap` tokens from all that are preferred to it, and each must save `gap` tokens over
-    `start`.
+    Each but the first two must be `gap` tokens from all that are preferred to it, and each but the last hint must save
+    `gap` tokens over `start`. The last hint is kept however little it saves: where the next turn's render differs from
+    there on, it is the deepest place to go on from, and in a short conversation the only one.
     """
     taken: list[int] = []
 
@@ -34,7 +35,7 @@ def checkpoint_positions(
     last = inside[-1] if inside else 0
     if worth(prompt):
         taken.append(prompt)
-    if worth(last) and last != prompt:
+    if start < last <= end and last != prompt:
         taken.append(last)
     if inside and worth(inside[0]) and apart(inside[0]):
         taken.append(inside[0])

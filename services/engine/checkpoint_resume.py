@@ -238,7 +238,7 @@ class CheckpointResume:
         if mark.position % self._config.checkpoint_interval or mark.position in (len(request.prompt), *request.hints):
             sequence.kept.add(mark.key)  # else it is a rung of the ladder, which serves this request alone
         self._checkpoints.supersede(sequence.chain, mark.position, sequence.kept)
-        if checkpoint is not None:
+        if checkpoint is not None and mark.position >= self._config.checkpoint_gap:  # `sought` asks for no other
             self._offload.offer(checkpoint)
 
     def device_lost(self) -> None:

@@ -76,7 +76,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     checkpoint_gap: Annotated[
         int,
         describe(
-            "Tokens that a checkpoint must save to be taken: so far apart are those at message borders, at least.", ge=1
+            "Tokens that a checkpoint must save to be taken: so far apart are those at message borders, at least. The "
+            "one before the answer is taken in any case.",
+            ge=1,
         ),
     ] = 64
     kv_socket: Annotated[str, describe("Unix socket of the kvstore; empty runs without offload.")] = ""

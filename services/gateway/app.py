@@ -12,6 +12,7 @@ from litestar.config.cors import CORSConfig
 from services.gateway.anthropic import errors as anthropic
 from services.gateway.asking import Asking
 from services.gateway.auth import ApiKeys
+from services.gateway.call_memory import CallMemory
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_client import EngineClient
 from services.gateway.errors import ApiError, as_api_error, as_response
@@ -49,7 +50,7 @@ def create_app(deps: Deps) -> Litestar:
     metrics = Metrics(engines, sessions, lambda: len(open_answers))
     languages = Languages(engines.tokenizer)
     served = ServedModels(engines, deps.config.model_aliases)
-    asking = Asking(deps.config, engines, languages, served, sessions, metrics, open_answers)
+    asking = Asking(deps.config, engines, languages, served, sessions, CallMemory(sessions), metrics, open_answers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncGenerator[None, None]:

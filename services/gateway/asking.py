@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from litestar.types import ASGIApp
 
+from services.gateway.call_memory import CallMemory
 from services.gateway.config import GatewayConfig
 from services.gateway.conversation import Conversation, Question, RawPrompt
 from services.gateway.dispatch import HASH_INLINE_TOKENS
@@ -20,6 +21,7 @@ from services.gateway.errors import as_api_error, from_engine, invalid, too_long
 from services.gateway.ledger import Ledger
 from services.gateway.metrics import Metrics
 from services.gateway.output.answer import Answer
+from services.gateway.output.heard_calls import HeardCalls
 from services.gateway.output.parser import OutputParser
 from services.gateway.output.structure import OPEN_CALL
 from services.gateway.output.tool_arguments import Tools
@@ -66,6 +68,7 @@ class Asking:
     languages: Languages
     served: ServedModels
     sessions: SessionStore
+    calls: CallMemory
     metrics: Metrics
     open_answers: OpenAnswers
     running: Running = field(default_factory=Running)
@@ -104,8 +107,9 @@ class Asking:
 
     async def tokens(self, question: Question) -> list[int]:
         """The prompt that `ask` would send, however long. Raises ApiError."""
-        language = await self.language(self.served.card(question.model))
-        return (await self._prompt(question, sys.maxsize, language)).ids
+        card = self.served.card(question.model)
+        language = await self.language(card)
+        return (await self._prompt(question, sys.maxsize, card, language)).ids
 
     async def language(self, card: ModelCard) -> Language:
         """Raises ApiError."""
@@ -117,7 +121,7 @@ class Asking:
     async def _ask(self, question: Question, card: ModelCard, ledger: Ledger, identity: Identity | None) -> Answer:
         language = await self.language(card)
         try:
-            prompt = await self._prompt(question, card.max_model_len, language)
+            prompt = await self._prompt(question, card.max_model_len, card, language)
         except PromptTooLong as error:
             raise too_long(error.tokens, error.limit) from None
         chat = question.prompt if isinstance(question.prompt, Conversation) else Conversation(messages=())
@@ -151,19 +155,21 @@ class Asking:
             thinking=prompt.opens_thoughts,
             tools=Tools(chat.tools) if chat.may_call else None,
         )
-        answer = Answer(stream, parser, ledger)
+        answer = Answer(stream, parser, ledger, HeardCalls(card.tokenizer_digest, self.calls.keep))
         if identity is not None:
             self.running.add(identity, answer)
         return answer
 
-    @staticmethod
-    async def _prompt(question: Question, limit: int, language: Language) -> Prompt:
+    async def _prompt(self, question: Question, limit: int, card: ModelCard, language: Language) -> Prompt:
         """Raises PromptTooLong, and ApiError for what the model's template refuses."""
         asked = question.prompt
         if isinstance(asked, RawPrompt):
             return await language.raw_prompt(asked.prompt, limit)
+        calls = await self.calls.of(asked.messages, card.tokenizer_digest)
         try:
-            return await language.prompt(asked.messages, limit, tools=asked.tools, variables=asked.variables)
+            return await language.prompt(
+                asked.messages, limit, tools=asked.tools, variables=asked.variables, calls=calls
+            )
         except TemplateFailed as error:
             raise invalid(f"The messages do not fit the model's chat template: {error}", "messages") from error
 

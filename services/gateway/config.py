@@ -41,6 +41,17 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     response_bytes: Annotated[ByteSize, describe("Size of all stored responses together; the same go first.")] = (
         ByteSize(256 * 2**20)
     )
+    call_rows: Annotated[
+        int,
+        describe(
+            "Tool calls kept in the database as they were generated, for prompts in which they come back; the oldest "
+            "go first.",
+            ge=0,
+        ),
+    ] = 20_000
+    call_bytes: Annotated[ByteSize, describe("Size of all those calls together; the same go first.")] = ByteSize(
+        64 * 2**20
+    )
     default_max_tokens: Annotated[
         int, describe("Output tokens of a request that sets no limit; 0 allows what the context holds.", ge=0)
     ] = 0

@@ -31,6 +31,7 @@ def script() -> Iterator[str]:
     pieces, block = CASES["T13"]["input"]["variants"]
     yield _line("T13 pieces.", pieces["deltas"])
     yield _line("T13 block.", ["".join(block["one_accepted_block"])])
+    yield _line("T14.", ["AB<|im_end|>CDE"])
     yield _line("T17.", cuts_of(CASES["T17"]["input"]["turn1_generated"])[6])
 
 

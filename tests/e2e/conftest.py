@@ -8,6 +8,7 @@ import pytest
 from tests.e2e import cases, stack
 
 SCRIPT = Path(__file__).with_name("script.jsonl")
+TINY = Path(__file__).parents[2] / "models" / "samovar-tiny"
 
 
 @pytest.fixture(scope="session")
@@ -26,4 +27,13 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Stack]:
     options = ("--model", f"scripted:{script}", "--engines", "1", "--kv-size", "64MiB")
     settings = {"SAMOVAR_MAX_RUNNING": "8", "SAMOVAR_MAX_QUEUE": "8", "SAMOVAR_KEEPALIVE": "0.5"}
     with stack.running(home, *options, **settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Stack]:
+    """The family's small model on the CPU: two places, and steps of a prefill that are small."""
+    options = ("--model", str(TINY), "--device", "cpu", "--max-model-len", "5120", "--kv-pages", "90")
+    settings = {"SAMOVAR_MAX_RUNNING": "2", "SAMOVAR_MAX_BATCH_TOKENS": "130", "SAMOVAR_THREADS": "1"}
+    with stack.running(tmp_path_factory.mktemp("tiny"), *options, "--kv-size", "256MiB", **settings) as running:
         yield running

@@ -106,6 +106,29 @@ async def test_a_stop_string_over_tokens(cut: str, stream: bool, http: httpx.Asy
     assert chunks[-1]["usage"]["completion_tokens"] == len("The quick brown fox")
 
 
+async def test_a_stop_token_amid_a_block(http: httpx.AsyncClient) -> None:
+    """Six tokens come in one step, and the third one ends the answer. The prompt is such that the six, but not the
+    three, would fill a block of the cache: nobody may find that one."""
+    for family, finish in {families.chat: "stop", families.messages: "end_turn"}.items():
+        for stream in (True, False):
+            said = await family(http, "T14.", {}, stream=stream)
+            assert (said.text, said.finish) == ("AB", finish)
+    short = _asking("T14.") | {"stream": False}
+    tokens = (await http.post("/v1/chat/completions", json=short)).json()["usage"]["prompt_tokens"]
+    asked = {"role": "user", "content": "T14." + "." * (-(tokens + 5) % 64 + 64)}
+    first = (await http.post("/v1/chat/completions", json=short | {"messages": [asked]})).json()
+    (choice,), usage = first["choices"], first["usage"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("AB", "stop")
+    assert usage["completion_tokens"] == 3
+    assert (usage["prompt_tokens"] + 3) // 64 + 1 == (usage["prompt_tokens"] + 6) // 64
+    for answer in ("AB", "AB<|im_end|>CDE"):
+        history = [asked, {"role": "assistant", "content": answer}, {"role": "user", "content": "T14. Again?"}]
+        again = (await http.post("/v1/chat/completions", json=short | {"messages": history})).json()
+        assert again["choices"][0]["message"]["content"] == "AB"
+        found = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert found == usage["prompt_tokens"] // 64 * 64
+
+
 async def test_arguments_keep_the_order_of_the_model(http: httpx.AsyncClient) -> None:
     given = CASES["T17"]["input"]
     tools = {"deploy": {name: {"type": kind} for name, kind in given["schema"].items()}}

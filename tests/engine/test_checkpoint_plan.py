@@ -23,10 +23,17 @@ def test_a_hint_at_the_prompts_end_is_one_checkpoint() -> None:
 
 def test_what_saves_too_little_is_not_kept() -> None:
     assert positions((), 63) == ()
-    assert positions((10,), 64) == (64,)
-    assert positions((200, 995), 1000, start=940) == ()
-    assert positions((200, 995), 1000, start=935) == (1000,)
-    assert positions((200, 995), 1000, start=931) == (995, 1000)
+    assert positions((200, 995), 1000, start=995) == ()
+    assert positions((200, 995), 1000, start=937) == (995,)
+    assert positions((200, 995), 1000, start=936) == (995, 1000)
+
+
+def test_the_last_hint_is_kept_however_little_it_saves() -> None:
+    assert positions((10,), 64) == (10, 64)
+    assert positions((5, 10), 14) == (10,)
+    assert positions((5, 10), 14, start=9) == (10,)
+    assert positions((5, 10), 14, start=10) == ()
+    assert positions((5, 10), 14, gap=1) == (5, 10, 14)
 
 
 def test_hints_close_to_a_deeper_one_are_skipped() -> None:
@@ -47,11 +54,11 @@ def test_a_long_prefill_has_a_ladder() -> None:
 
 
 def test_behind_the_prompt_only_the_ladder_goes_on() -> None:
-    assert positions((50,), 100, end=500, interval=128) == (100, 256, 384)
+    assert positions((50,), 100, end=500, interval=128) == (50, 100, 256, 384)
     assert positions((50,), 100, start=120, end=500, interval=128) == (256, 384)
 
 
-@pytest.mark.parametrize("hints", [(-5, 0, 50), (1001, 5000)])
+@pytest.mark.parametrize("hints", [(-5, 0), (1001, 5000)])
 def test_hints_outside_the_prompt_are_no_concern(hints: tuple[int, ...]) -> None:
     assert positions(hints, 1000) == (1000,)
 
@@ -69,7 +76,9 @@ def test_each_position_saves_something_and_few_are_hints(
 ) -> None:
     taken = checkpoint_positions(hints, prompt, prompt + more, start, interval, gap)
     assert list(taken) == sorted(set(taken))
-    assert all(start + gap <= position <= prompt + more for position in taken)
+    last = max((hint for hint in hints if 0 < hint <= prompt), default=0)
+    assert all(start + gap <= position <= prompt + more for position in taken if position != last)
+    assert (last in taken) == (start < last) or last == prompt
     assert all(position in hints or position % interval == 0 or position == prompt for position in taken)
     assert sum(position % interval != 0 for position in taken) <= MOST_HINTS + 3
     close = [right - left for left, right in pairwise(taken) if right - left < gap]

@@ -125,6 +125,24 @@ def test_a_chat_whose_template_drops_the_thinking_goes_on_before_the_suffix() ->
     rig.settle()
 
 
+@pytest.mark.parametrize("kv", [False, True])
+def test_a_short_chat_goes_on_there_as_well(kv: bool) -> None:
+    """However little it saves: there is nothing deeper. But the store is not given what nobody would ask it for."""
+    rig = Rig(slots=8, pages=64, kv=kv)
+    think, history = [250, 249, 248, 247], tokens(10)
+    hints: tuple[int, ...] = (6,)
+    known = 0
+    for turn in range(4):
+        hints = (*hints, len(history))
+        rig.serve(request(f"t{turn}", history + think, max_tokens=3, hints=hints))
+        assert rig.usage(f"t{turn}").cached_device == known
+        known = len(history)
+        history = history + tokens(8, seed=turn)
+    assert positions(rig) == [10, 18, 26, 34]
+    assert not state_keys(rig)
+    rig.settle()
+
+
 def test_forty_agents_read_their_system_prompt_once() -> None:
     for budget in (128, 4096):
         rig = Rig(pages=300, max_batch_tokens=budget, max_running=40, slots=60)

@@ -77,9 +77,16 @@ class Engine:
             if delta.usage is not None:
                 self.usages[delta.request_id] = delta.usage
 
-    def submit(self, name: str, prompt: Sequence[int], hints: tuple[int, ...] = (), most: int = ANSWER) -> None:
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        hints: tuple[int, ...] = (),
+        most: int = ANSWER,
+        stop: tuple[int, ...] = (),
+    ) -> None:
         self.told[name] = []
-        sampling = SamplingParams(max_tokens=most, temperature=0)
+        sampling = SamplingParams(max_tokens=most, temperature=0, stop_token_ids=stop)
         self.inbox.put(Submit(Request(name, "gateway", list(prompt), [], 0, sampling, hints=hints)))
 
     def step(self) -> bool:
@@ -95,8 +102,15 @@ class Engine:
             pass
         self.scheduler.check_integrity()
 
-    def serve(self, name: str, prompt: Sequence[int], hints: tuple[int, ...] = (), most: int = ANSWER) -> list[int]:
-        self.submit(name, prompt, hints, most)
+    def serve(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        hints: tuple[int, ...] = (),
+        most: int = ANSWER,
+        stop: tuple[int, ...] = (),
+    ) -> list[int]:
+        self.submit(name, prompt, hints, most, stop)
         self.run()
         return self.told[name]
 

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from services.gateway.errors import ApiError, broken, taken_over, unavailable
 from services.gateway.ledger import CLIENT_CLOSED, Ledger
+from services.gateway.output.heard_calls import HeardCalls
 from services.gateway.output.parser import OutputParser
 from services.gateway.output.pieces import Piece
 from services.gateway.token_stream import Chunk, TokenStream
@@ -27,10 +28,14 @@ class Answer:
     """Reads a TokenStream through an OutputParser and keeps the ledger. Read by one task; any other on the same loop
     may end it."""
 
-    def __init__(self, stream: TokenStream, parser: OutputParser, ledger: Ledger) -> None:
+    def __init__(
+        self, stream: TokenStream, parser: OutputParser, ledger: Ledger, heard: HeardCalls | None = None
+    ) -> None:
+        """`heard` is told of all pieces from the first call on."""
         self.ledger = ledger
         self._stream = stream
         self._parser = parser
+        self._heard = heard
         self._last: Chunk | None = None
         self._finish: FinishReason | None = None
         self._error: ApiError | None = None
@@ -51,6 +56,8 @@ class Answer:
         if chunk.finish is not None:
             self._last = chunk
             pieces += self._parser.finish(complete=chunk.finish == "stop")
+        if self._heard is not None and self._parser.calls:
+            self._heard.hear(pieces)
         if self._parser.stopped:
             self._stream.cancel()
             self._finish = "stop"

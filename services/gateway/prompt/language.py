@@ -14,6 +14,7 @@ from services.gateway.output.thoughts import CLOSE, OPEN
 from services.gateway.output.token_bytes import TokenBytes
 from services.gateway.prompt.boundaries import Boundaries
 from services.gateway.prompt.template import ChatTemplate, TemplateFailed
+from services.gateway.sessions.records import CallRecord
 from services.protocol.events import SpecialTokens, TokenizerBundle
 from services.protocol.generate import ThoughtLimit
 
@@ -84,20 +85,21 @@ class Language:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        calls: Mapping[str, CallRecord] | None = None,
     ) -> Prompt:
         """A chat up to where the answer begins: fewer than `limit` tokens, so that one more fits.
 
-        `tools` and `variables` go to the template. As in other servers, the rendered text is encoded as a whole: a
-        special token that a user writes out is that special token. Raises TemplateFailed and PromptTooLong; since an
-        agent repeats a refused prompt up to 40 times, the lengths of those are remembered.
+        `tools`, `variables` and `calls` go to the template. As in other servers, the rendered text is encoded as a
+        whole: a special token that a user writes out is that special token. Raises TemplateFailed and PromptTooLong;
+        since an agent repeats a refused prompt up to 40 times, the lengths of those are remembered.
         """
         if isinstance(self._template, TemplateFailed):
             raise self._template
         variables = variables or {}
         if _short(messages, tools):
-            text = self._template.render(messages, tools, variables)
+            text = self._template.render(messages, tools, variables, calls)
         else:
-            text = await self._on_thread(self._template.render, messages, tools, variables)
+            text = await self._on_thread(self._template.render, messages, tools, variables, calls)
         ids, hints = await self._encoded(text, limit)
         tail = text[-_TAIL_CHARS:].rstrip()
         thinking: bool | None = None

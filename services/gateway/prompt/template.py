@@ -13,6 +13,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.gateway.prompt.conversation import with_question, with_reminders
+from services.gateway.prompt.raw_calls import PROBE, CallFrame, marked
+from services.gateway.sessions.records import CallRecord
 
 
 class TemplateFailed(ValueError):
@@ -94,11 +96,26 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        calls: Mapping[str, CallRecord] | None = None,
     ) -> str:
         """The prompt's text, up to where the assistant's answer begins. `variables`: the request's own, which can
         hide none of the others. System messages that the template would refuse or leave out, since they stand in the
-        middle, are rendered in place as reminders of the user's. Raises TemplateFailed."""
+        middle, are rendered in place as reminders of the user's. `calls`: generated ones by id; those that come back
+        unchanged stand in the text as they were generated. Raises TemplateFailed."""
         variables = variables or {}
+        unchanged = marked(messages, calls) if calls else None
+        if unchanged is not None and unchanged.calls and self._call_frame is not None:
+            try:
+                text = unchanged.written(self._whole(unchanged.messages, tools, variables), self._call_frame)
+            except TemplateFailed:  # which the messages as they are may not do
+                text = None
+            if text is not None:
+                return text
+        return self._whole(messages, tools, variables)
+
+    def _whole(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
         if not self._late_system:
             messages = with_reminders(messages)
         try:
@@ -121,6 +138,14 @@ class ChatTemplate:
             return _LATE in self._render(_PROBE, (), {})
         except TemplateFailed:
             return False
+
+    @cached_property
+    def _call_frame(self) -> CallFrame | None:
+        """How the template writes a call; None where it is not between the tags of calls."""
+        try:
+            return CallFrame.of(self._whole(PROBE, (), {}))
+        except TemplateFailed:
+            return None
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]

@@ -16,9 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from services.gateway.sessions import schema
+from services.gateway.sessions.calls import CALLS_IN_MEMORY, CallBounds, read_calls, write_calls
 from services.gateway.sessions.lineage import Conversation
 from services.gateway.sessions.models import RequestRow, SessionRow
-from services.gateway.sessions.records import RequestSummary, ResponseRecord, SessionDetail, SessionSummary
+from services.gateway.sessions.records import CallRecord, RequestSummary, ResponseRecord, SessionDetail, SessionSummary
 from services.gateway.sessions.responses import IN_MEMORY, ResponseBounds, read_response, write_responses
 from services.gateway.sessions.rows import UPSERT_SESSION, Entry, Row, request_values, session_values, text
 
@@ -36,12 +37,15 @@ class SessionsUnavailable(Exception):
 class Database:
     """One database. Used by one event loop: a single writer calls `ensure_open`, `write` and `close`; anyone reads."""
 
-    def __init__(self, path: str, max_rows: int, responses: ResponseBounds, busy_seconds: float) -> None:
+    def __init__(
+        self, path: str, max_rows: int, responses: ResponseBounds, calls: CallBounds, busy_seconds: float
+    ) -> None:
         """`path` empty: in memory, gone with `close`. `max_rows`: requests kept. `busy_seconds`: how long to wait for
         another process's lock."""
         self._path = Path(path).expanduser() if path else None
         self._max_rows = max_rows
         self._responses = responses
+        self._calls = calls
         self._busy_seconds = busy_seconds
         self._engine: AsyncEngine | None = None
         self._distrusted = False
@@ -85,13 +89,18 @@ class Database:
         """Write all rows in one transaction, except those that were written before (so that a batch whose fate is
         unknown may be written again), and prune. Raises what SQLAlchemy raises; then nothing is written."""
         entries = [row for row in rows if isinstance(row, Entry)]
-        responses = [row for row in rows if not isinstance(row, Entry)]
+        calls = [row for row in rows if isinstance(row, CallRecord)]
+        responses = [row for row in rows if not isinstance(row, Entry | CallRecord)]
         async with self._opened().execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
             if entries:
                 await self._write_requests(connection, entries)
             if responses:
                 bounds = self._responses if self.persistent else self._responses.within(IN_MEMORY)
                 await write_responses(connection, responses, bounds)
+            if calls:
+                await write_calls(
+                    connection, calls, self._calls if self.persistent else self._calls.within(CALLS_IN_MEMORY)
+                )
 
     async def _write_requests(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
         by_id = {text(entry.record.request_id): entry for entry in entries}
@@ -141,6 +150,14 @@ class Database:
         try:
             async with AsyncSession(self._opened()) as session:
                 return await read_response(session, id)
+        except Exception as error:
+            raise _unavailable(error) from error
+
+    async def calls(self, ids: Sequence[str]) -> list[CallRecord]:
+        """Those of these generated calls that are known. Raises SessionsUnavailable."""
+        try:
+            async with AsyncSession(self._opened()) as session:
+                return await read_calls(session, ids)
         except Exception as error:
             raise _unavailable(error) from error
 

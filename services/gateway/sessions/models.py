@@ -87,3 +87,21 @@ class ResponseRow(Base):
     """`ResponseRecord.size`"""
     response: Mapped[bytes]
     items: Mapped[bytes]
+
+
+class ToolCallRow(Base):
+    """One call as it was generated: see `records.CallRecord`. Rows only ever go at the old end."""
+
+    __tablename__ = "tool_calls"
+    __table_args__ = (Index("ix_tool_calls_id", "id", unique=True), Index("ix_tool_calls_start", "start"))
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    language: Mapped[str]
+    name: Mapped[str]
+    arguments: Mapped[str]
+    raw: Mapped[str]
+    start: Mapped[int]
+    """The `size` of all rows before this one, those that are gone included: pruning needs no sum."""
+    size: Mapped[int]
+    """`CallRecord.size`"""

@@ -75,6 +75,24 @@ class ForgottenResponse(Struct, frozen=True):
     id: str
 
 
+class CallRecord(Struct, frozen=True):
+    """A tool call as the model wrote it, for the prompts in which it comes back."""
+
+    id: str
+    language: str
+    """The `ModelCard.tokenizer_digest` of its model: to another one these words may mean nothing."""
+    name: str
+    arguments: str
+    """What was read out of `raw`: a JSON object."""
+    raw: str
+    """From `<tool_call>` to `</tool_call>`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, of what may be large."""
+        return len(self.arguments.encode()) + len(self.raw.encode())
+
+
 class SessionSummary(Struct, frozen=True, kw_only=True):
     """One session of `GET /api/sessions`. Token counts are sums over its turns."""
 

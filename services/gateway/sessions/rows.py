@@ -7,7 +7,7 @@ from sqlalchemy import case, func
 from sqlalchemy.dialects.sqlite import insert
 
 from services.gateway.sessions.models import SessionRow
-from services.gateway.sessions.records import ForgottenResponse, RequestRecord, ResponseRecord
+from services.gateway.sessions.records import CallRecord, ForgottenResponse, RequestRecord, ResponseRecord
 from services.protocol.generate import Usage
 
 _NO_USAGE = Usage(prompt_tokens=0, output_tokens=0)
@@ -25,13 +25,13 @@ class Entry:
     """Empty where the session's lineage is not known (any more): what the database has is kept."""
 
 
-Row = Entry | ResponseRecord | ForgottenResponse
+Row = Entry | ResponseRecord | ForgottenResponse | CallRecord
 """All that the one writer is handed."""
 
 
 def size(row: Row) -> int:
     """Bytes that a row holds while it waits, of those that may be large."""
-    return row.size if isinstance(row, ResponseRecord) else 0
+    return row.size if isinstance(row, ResponseRecord | CallRecord) else 0
 
 
 def text(value: str) -> str:

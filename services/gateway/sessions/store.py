@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from services.gateway.sessions.calls import CallBounds
 from services.gateway.sessions.database import Database
 from services.gateway.sessions.lineage import Lineage
 from services.gateway.sessions.records import (
+    CallRecord,
     ForgottenResponse,
     RequestRecord,
     ResponseRecord,
@@ -39,12 +41,14 @@ class SessionStore:
         max_rows: int,
         limits: Limits | None = None,
         responses: ResponseBounds = ResponseBounds(),  # noqa: B008  a frozen value
+        calls: CallBounds = CallBounds(),  # noqa: B008  a frozen value
     ) -> None:
         """`path`: the SQLite file, made with its folder where missing; empty: none. `max_rows`: requests kept, the
-        oldest go first; a session goes with its last request. `responses`: the stored responses that are kept."""
+        oldest go first; a session goes with its last request. `responses` and `calls`: the stored responses and
+        the generated calls that are kept."""
         limits = limits or Limits()
         self._lineage = Lineage()
-        self._database = Database(path, max_rows, responses, limits.busy_seconds)
+        self._database = Database(path, max_rows, responses, calls, limits.busy_seconds)
         self._writer = Writer(self._database, limits, self._restore)
 
     async def start(self) -> None:
@@ -61,7 +65,7 @@ class SessionStore:
 
     @property
     def dropped_rows(self) -> int:
-        """Requests and responses that could not be written since the start."""
+        """Requests, responses and calls that could not be written since the start."""
         return self._writer.dropped
 
     @property
@@ -114,6 +118,14 @@ class SessionStore:
     async def response(self, id: str) -> ResponseRecord | None:
         """A response that is written and not pruned, or None. Raises database.SessionsUnavailable."""
         return await self._database.response(id)
+
+    def keep_call(self, record: CallRecord) -> None:
+        """Store a generated call. Never waits, never raises."""
+        self._writer.put(record)
+
+    async def calls(self, ids: Sequence[str]) -> list[CallRecord]:
+        """Those of these calls that are written and not pruned. Raises database.SessionsUnavailable."""
+        return await self._database.calls(ids)
 
     async def sessions(self, limit: int, offset: int) -> SessionPage:
         """A page of sessions, newest first. Raises database.SessionsUnavailable."""
