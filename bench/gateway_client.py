@@ -174,7 +174,8 @@ class _Socket(asyncio.Protocol):
     def _read_head(self, line: bytes) -> None:
         name, _, value = line.decode().strip().partition(": ")
         if name.startswith("HTTP/") and " 200 " not in name:
-            self.over.set_exception(RuntimeError(f"the gateway answered {name}"))
+            if not self.over.done():  # nobody waits any more when the stack ends
+                self.over.set_exception(RuntimeError(f"the gateway answered {name}"))
         elif name.lower() == "x-request-id":
             self._exchange.request_id = value
         elif not name:
