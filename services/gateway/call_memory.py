@@ -16,8 +16,8 @@ from services.gateway.sessions.store import SessionStore
 
 log = logging.getLogger(__name__)
 
-RECENT_BYTES = 16 * 2**20
-"""Of the calls in memory."""
+RECENT_BYTES = 2 * 2**20
+"""Of the calls in memory: those that running turns wrote a moment ago, perhaps not in the database yet."""
 
 
 class CallMemory:
