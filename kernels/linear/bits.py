@@ -149,33 +149,44 @@ def _e2m1(t):
 
 
 @triton.jit
+def _rotated(w, left: tl.constexpr):
+    u = w.to(tl.uint32, bitcast=True)
+    return ((u << left) | (u >> (32 - left))).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def nvfp4_pair(w, scales, p: tl.constexpr, ASM: tl.constexpr):
-    """scales int32 [slices, rows]: a byte of a scale for each pair of a unit. The tile is 2^10 too small with ASM."""
+    """scales int32 [slices, rows]: a byte of a scale for each pair of a unit. The tile is 2^16 too small with ASM."""
     SIGN: tl.constexpr = 0x80008000 - (1 << 32)
     MASK: tl.constexpr = 0x81C081C0 - (1 << 32)
+    UPPER: tl.constexpr = 0x81808180 - (1 << 32)
     if p == 3:
         if ASM:
-            t = _masked(w >> 5, 0x01000100, _masked(w >> 4, 0x00C000C0, (w << 1) & SIGN))
+            t = _masked(w << 6, 0x00400040, _rotated(w, 14) & UPPER)
         else:
-            t = ((w << 1) & SIGN) | ((w >> 4) & 0x00C000C0) | ((w >> 5) & 0x01000100)
+            t = ((w << 6) & 0x00400040) | (_rotated(w, 14) & UPPER)
+    elif p == 2:
+        t = _rotated(w, 10) & MASK
     else:
-        t = (w << (3 * p)) & MASK
+        t = (w << (4 * p)) & MASK
     if ASM:
-        # The byte in both halves; then one multiply-add moves its exponent and mantissa up, and the exponent on to that
-        # of 2^116 times the scale.
-        twice = tl.inline_asm_elementwise(
+        # In both halves 0x7000 + 16 times the byte: 2^110 times the scale. The multiplication moves the code's exponent
+        # up by as much, also of its subnormal.
+        lower = scales & (0xF0F0F0F0 - (1 << 32))
+        upper = _masked(scales, 0x0F0F0F0F, tl.full([], 0x70707070, tl.int32))
+        scale = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;",
             "=r,r,r,r",
-            [scales, tl.full([], 0, tl.int32), tl.full([], 0x4040 + 0x0101 * p, tl.int32)],
+            [lower, upper, tl.full([], 0x4040 + 0x1111 * p, tl.int32)],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
-        scale = twice * 16 + 0x73007300
         nothing = tl.full([], SIGN, tl.int32)
         return _halves(_fma2(t, scale[:, :, None], nothing))
     else:
         byte = (scales >> (8 * p)) & 0xFF
+        byte = ((byte & 15) << 4) | (byte >> 4)
         scale = ((byte << 20) + (114 << 23)).to(tl.float32, bitcast=True)[:, :, None]
         return _join(_e2m1(t & 0xFFFF) * scale, _e2m1((t >> 16) & 0xFFFF) * scale)
 

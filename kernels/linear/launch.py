@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 STREAM_ROWS = 64
 """Up to here of x the codes are read once, by `stream`; above, decoding them for cuBLAS is faster."""
+_TILE_BYTES = 2**27
+"""Of weights decoded at once."""
+_TILE_ROWS = 2048
+"""A tile's rows are a multiple, so that cuBLAS's tiles of 128 or 256 fill their waves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,12 @@ class Launch:
 _STAGES = {"nvfp4": 3, "int4-g64": 3, "int3-g128": 3, "int5-g64": 2, "fp8": 4, "fp8-block": 4}
 _PROGRAMS = 3.6
 """A multiprocessor, from which on another split costs more than it brings (two warps a program)."""
+
+
+def tile_rows(columns: int, itemsize: int) -> int:
+    """Rows of a matrix that are decoded at once for a product with many rows of x; `itemsize`: bytes of an element of
+    x."""
+    return max(_TILE_ROWS, _TILE_BYTES // (columns * itemsize) // _TILE_ROWS * _TILE_ROWS)
 
 
 def stream_launch(

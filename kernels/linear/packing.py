@@ -17,8 +17,9 @@ Pair p of 16 columns has column 16 p + 2 j in the lower and 16 p + 2 j + 1 in th
     int3         pairs 0-4 in the first plane, 5-9 in the second, 10-14 in the third; p % 5 = 0: bits 6-4, 1: 3-1,
                  2: 12-10, 3: 9-7, 4: 15-13, so that one shift serves two; pair 15: bit 0 of the three planes, the
                  lowest bit in the first
-    nvfp4        the sign, then the three others, p = 0: 15 and 8-6; p = 1: 12 and 5-3; p = 2: 9 and 2-0 (each three
-                 bits below the one before, so one mask serves three shifts); p = 3: 14, and 13, 11, 10
+    nvfp4        the sign, then the three others, p = 0: 15 and 8-6; p = 1: 11 and 4-2; p = 2: 5 and, in the other
+                 half, 14-12; p = 3: 1, in the other half 10 and 9, and 0. So one mask finds the first three, behind
+                 no shift, one by 4 and a rotation by 10; a rotation by 14 and a shift by 6 find the fourth
 
 Integer codes are stored with the offset 2^(bits - 1). int5 = 4 bits + 1 bit, int6 = 4 + 2, int8 = lower + higher 4.
 Scales: integers 16 bits [groups / 2, N, 2], so that a word has two; nvfp4 int32 [units, N], a byte for each of four
@@ -43,8 +44,8 @@ _PLANES = {
     "int4-g64": ((4, 0),),
 }
 """(bits, position of the lowest) of the planes that make up a code."""
-_NVFP4_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
-"""Where bits 3, 2, 1 and 0 of the nibble of each pair lie in a half."""
+_NVFP4_BITS = ((15, 8, 7, 6), (11, 4, 3, 2), (5, 30, 29, 28), (1, 26, 25, 0))
+"""Where bits 3, 2, 1 and 0 of the nibble of each pair lie in a half; from 16 on in the other half."""
 _INT3_LOWEST = (4, 1, 10, 7, 13)
 _UNITS = {"int8-g32": 64, "int6-g64": 128, "int5-g64": 256, "int4-g64": 128, "int3-g128": 256, "nvfp4": 64}
 _FP8_BLOCK = 128
@@ -126,7 +127,8 @@ def _permute_fp8(codes: Tensor, inverse: bool) -> Tensor:
 
 
 Places = list[list[tuple[int, int]]]
-"""For each pair of a plane: (position in the half, position in the code) of each of its bits."""
+"""For each pair of a plane: (position in the half or, 16 more, in the other one, position in the code) of each of its
+bits."""
 
 
 def _word_planes(codes: Tensor, places: Places) -> Tensor:
@@ -136,7 +138,7 @@ def _word_planes(codes: Tensor, places: Places) -> Tensor:
     for pair, bits in enumerate(places):
         for place, bit in bits:
             for side in range(2):
-                words |= ((pairs[:, :, pair, :, side] >> bit) & 1) << (place + 16 * side)
+                words |= ((pairs[:, :, pair, :, side] >> bit) & 1) << ((place + 16 * side) % 32)
     return _signed(words).transpose(0, 1)
 
 
@@ -148,7 +150,7 @@ def _from_word_planes(words: Tensor, places: Places, rows: int) -> Tensor:
     for pair, bits in enumerate(places):
         for place, bit in bits:
             for side in range(2):
-                pairs[:, :, pair, :, side] |= (((values >> (place + 16 * side)) & 1) << bit).to(torch.uint8)
+                pairs[:, :, pair, :, side] |= (((values >> ((place + 16 * side) % 32)) & 1) << bit).to(torch.uint8)
     return pairs.reshape(rows, -1)
 
 
@@ -188,25 +190,30 @@ def _scale_bytes(scales: Tensor) -> Tensor:
     """e4m3 bits uint8 [N, groups] -> int32 [groups / 4, N].
 
     A byte has 5 bits of exponent and 3 of mantissa, always with the leading one: value = 2^(E - 13) (1 + m / 8), which
-    the subnormals of e4m3 fit too. It becomes a bfloat16 by one multiply-add.
+    the subnormals of e4m3 fit too. Its nibbles are swapped: the lower one then goes into the higher byte of a bfloat16,
+    the upper one into the lower byte.
     """
     exponent, mantissa = scales.int() >> 3, scales.int() & 7
     top = torch.where(mantissa >= 4, 2, torch.where(mantissa >= 2, 1, 0))  # of a subnormal: its leading bit
     subnormal = ((_SCALE_SHIFT - 2 + top) << 3) | ((mantissa << (3 - top)) & 7)
     byte = torch.where(exponent > 0, ((exponent + _SCALE_SHIFT) << 3) | mantissa, subnormal)
-    byte = torch.where(scales == 0, 0, byte).long().unflatten(1, (-1, 4))
+    byte = _swapped(torch.where(scales == 0, 0, byte)).long().unflatten(1, (-1, 4))
     return _signed((byte << torch.arange(0, 32, 8, device=scales.device)).sum(-1)).t().contiguous()
 
 
 def _scales_of_bytes(words: Tensor) -> Tensor:
     """The inverse, uint8 [N, groups]."""
     shifts = torch.arange(0, 32, 8, device=words.device)
-    byte = ((words.t().long()[..., None] >> shifts) & 0xFF).flatten(1)
+    byte = _swapped(((words.t().long()[..., None] >> shifts) & 0xFF).flatten(1))
     exponent, mantissa = byte >> 3, byte & 7
     top = (exponent - (_SCALE_SHIFT - 2)).clamp(0, 2)
     subnormal = (8 | mantissa) >> (3 - top)
     bits = torch.where(exponent > _SCALE_SHIFT, ((exponent - _SCALE_SHIFT) << 3) | mantissa, subnormal)
     return torch.where(byte == 0, 0, bits).to(torch.uint8)
+
+
+def _swapped(byte: Tensor) -> Tensor:
+    return ((byte & 15) << 4) | (byte >> 4)
 
 
 def _signed(words: Tensor) -> Tensor:

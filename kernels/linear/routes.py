@@ -7,16 +7,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kernels.linear.expand import expand
-from kernels.linear.launch import STREAM_ROWS, stream_launch
+from kernels.linear.launch import STREAM_ROWS, stream_launch, tile_rows
 from kernels.linear.packing import unit_columns
 from kernels.linear.rows_fp8 import quantize_rows
 from kernels.linear.stream import stream
 from kernels.linear.weight import Weight
-
-_TILE_BYTES = 2**27
-"""Of weights decoded at once."""
-_TILE_ROWS = 2048
-"""A tile's rows are a multiple, so that cuBLAS's tiles of 128 or 256 fill their waves."""
 
 
 def product(x: Tensor, weight: Weight, residual: Tensor | None, swiglu: bool) -> Tensor:
@@ -57,7 +52,7 @@ def _fp8(x: Tensor, weight: Weight) -> Tensor:
 def _expanded(x: Tensor, weight: Weight) -> Tensor:
     """Decoded to x's dtype, some rows at a time."""
     out = torch.empty(len(x), weight.rows, dtype=x.dtype, device=x.device)
-    step = max(_TILE_ROWS, _TILE_BYTES // (weight.columns * x.element_size()) // _TILE_ROWS * _TILE_ROWS)
+    step = tile_rows(weight.columns, x.element_size())
     for first in range(0, weight.rows, step):
         count = min(step, weight.rows - first)
         tile = torch.empty(count, weight.columns, dtype=x.dtype, device=x.device)

@@ -69,7 +69,7 @@ def stream(
     if FORMAT == "fp8" or FORMAT == "nvfp4":
         row_scale = tl.load(row_scale_ptr + rows)
         if FORMAT == "nvfp4" and ASM:
-            row_scale *= 1024.0
+            row_scale *= 65536.0
         total *= row_scale[:, None]
 
     if SPLIT:
@@ -235,7 +235,7 @@ def expand(
         scales = tl.load(scales_ptr + unit.to(tl.int64)[:, None] * N + row[None, :])
         scale = tl.load(row_scale_ptr + row)
         if ASM:
-            scale *= 1024.0
+            scale *= 65536.0
         for p in tl.static_range(4):
             _store(bits.nvfp4_pair(w, scales, p, ASM), scale, out_ptr, inside, rows, unit * 64 + p * 16, K, BN, 16)
     elif FORMAT == "int3-g128":

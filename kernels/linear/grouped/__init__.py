@@ -6,9 +6,6 @@ from torch import Tensor
 from kernels.linear.grouped import launch, reference
 from kernels.linear.grouped.weight import GroupedWeight
 
-_TILE_ELEMENTS = 2**25
-"""Decoded at once for a product with many rows: 64 MiB of bfloat16."""
-
 
 def linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tensor:
     """x W^T + b. x [T, K] of a float dtype, bias [N] -> contiguous [T, N] of x's dtype.
@@ -26,7 +23,7 @@ def linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tens
         processors = torch.cuda.get_device_properties(x.device).multi_processor_count
         return fused.few_rows(x, weight, bias, processors, fused.dot_type(x.dtype))
     out = x.new_empty((len(x), weight.rows))
-    step = max(1, _TILE_ELEMENTS // weight.columns)
+    step = max(1, launch.TILE_ELEMENTS // weight.columns)
     for first in range(0, weight.rows, step):
         count = min(step, weight.rows - first)
         tile = fused.decode(weight.narrow(first, count), x.dtype)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 FEW_ROWS = 64
 """Up to here of x the fused kernel reads the codes once; above, tiles of the weight are decoded for cuBLAS."""
+TILE_ELEMENTS = 2**25
+"""Decoded at once for a product with many rows: 64 MiB of bfloat16."""
 DECODE_ROWS = 32
 """Rows of a tile of the decoding kernel."""
 _WAVES = 4
