@@ -2,10 +2,11 @@
 
 import sys
 
-from bench import gateway, linear, perplexity, streams, tiny, tool_stream
+from bench import gateway, kv_formats, linear, perplexity, streams, tiny, tool_stream
 
 BENCHES = {
     "gateway": gateway.main,
+    "kv-formats": kv_formats.main,
     "linear": linear.main,
     "perplexity": perplexity.main,
     "streams": streams.main,

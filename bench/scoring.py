@@ -10,6 +10,7 @@ from torch import Tensor
 from services.engine.batch import Row
 from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.cache.states import StateLayout, StatePool
+from services.engine.config import KvFormat
 from services.engine.model.context import forward_context
 from services.engine.model.dense import DenseDecoder
 from services.engine.model.qwen3_5 import HybridDecoder
@@ -40,11 +41,13 @@ class Score:
 
 
 @torch.inference_mode()
-def log_probabilities(model: DenseDecoder | HybridDecoder, ids: Sequence[int], first: int = 0) -> Tensor:
+def log_probabilities(
+    model: DenseDecoder | HybridDecoder, ids: Sequence[int], first: int = 0, kv_format: KvFormat = "auto"
+) -> Tensor:
     """Of all tokens behind each of ids[first:], float32 [tokens, vocabulary], on the CPU; in one pass without a cache
-    from before."""
+    from before. What a token reads of the others is of `kv_format`."""
     count = -(-len(ids) // BLOCK_TOKENS)
-    pages = KvPages(KvLayout.of(model.config, model.dtype), count, model.device)
+    pages = KvPages(KvLayout.of(model.config, model.dtype, kv_format), count, model.device)
     tokens = torch.tensor(ids, device=model.device)
     if isinstance(model, HybridDecoder):
         states = StatePool(StateLayout.of(model.config, model.dtype), 1, model.device)
@@ -57,9 +60,11 @@ def log_probabilities(model: DenseDecoder | HybridDecoder, ids: Sequence[int], f
     return logits.log_softmax(-1).cpu()
 
 
-def is_greedy(model: DenseDecoder | HybridDecoder, prompt: Sequence[int], answer: Sequence[int]) -> bool:
+def is_greedy(
+    model: DenseDecoder | HybridDecoder, prompt: Sequence[int], answer: Sequence[int], kv_format: KvFormat = "auto"
+) -> bool:
     """Whether greedy decoding behind the prompt gives the answer."""
-    found = log_probabilities(model, [*prompt, *answer], len(prompt) - 1)
+    found = log_probabilities(model, [*prompt, *answer], len(prompt) - 1, kv_format)
     return found[:-1].argmax(-1).tolist() == list(answer)
 
 

@@ -4,8 +4,8 @@ The prompts (data/draft_prompts.jsonl, made by `python -m tools.train draft-prom
 card's table: 200 tokens of held-out code and English to go on with, short chats, tool calls with held-out names. The
 card tells how many tokens it counted (1,440 of code and of English), not with which prompts, and its sample is small:
 with 24 prompts of code the standard error is 2 to 4 points. How long an output is matters where greedy text begins to
-repeat itself, so code and English are counted over their first 60 tokens (24 prompts give 1,440) and their first 120
-(12 prompts do).
+repeat itself, so code and English are counted over their first 60, 80, 120 and 160 tokens: 24, 18, 12 and 9 prompts of
+such lengths give 1,440.
 """
 
 import queue
@@ -43,8 +43,8 @@ CARD: dict[DraftKind, tuple[float, float, float]] = {
 }
 """Its column "own greedy output": drafts 1, 1 and 2, 1 to 3."""
 LENGTHS: dict[DraftKind, tuple[int, ...]] = {
-    "code": (60, 120),
-    "English": (60, 120),
+    "code": (60, 80, 120, 160),
+    "English": (60, 80, 120, 160),
     "chat": (60,),
     "tool calls": (200,),
 }
