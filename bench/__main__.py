@@ -2,9 +2,10 @@
 
 import sys
 
-from bench import gateway, kv_formats, linear, perplexity, streams, tiny, tool_stream
+from bench import attention, gateway, kv_formats, linear, perplexity, streams, tiny, tool_stream
 
 BENCHES = {
+    "attention": attention.main,
     "gateway": gateway.main,
     "kv-formats": kv_formats.main,
     "linear": linear.main,

@@ -87,8 +87,8 @@ def attend(sequence: Sequence, format: KvFormat) -> Tensor:
         places = torch.arange(first, min(first + _BLOCK, len(sequence.k)))
         k, v = sequence.k[places], sequence.v[places]
         write(layer, k, v, places // PAGE_TOKENS, places % PAGE_TOKENS)
-    # All queries stand at the end of the sequence: in a span each would see the tokens up to its own place. So the heads
-    # of all queries are as many heads of one.
+    # Every query sees all tokens, and in a span each would see those up to its own place only. So the heads of all
+    # queries are as many heads of one.
     plan = plan_attention([1], [len(sequence.k)], [range(count)], PAGE_TOKENS, count, torch.device("cpu"))
     heads = sequence.q.unflatten(1, (KV_HEADS, GROUP)).transpose(0, 1).flatten(1, 2)
     out = paged_attention(heads.flatten(0, 1)[None], layer, plan, HEAD_DIM**-0.5)[0]

@@ -7,6 +7,7 @@ the others are compared with. Texts are those of `python -m bench perplexity`, w
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -44,7 +45,7 @@ NEEDLES = {2048: 20, 8192: 10}
 
 def main() -> None:
     entries: list[Entry] = []
-    for entry in (*byte_counts(), *attention_errors(), *rotation_errors(), *of_the_model()):
+    for entry in chain(byte_counts(), attention_errors(), rotation_errors(), of_the_model()):
         print(f"{entry.name}: {entry.value} {entry.unit}", flush=True)
         entries.append(entry)
     print(f"written to {results.write_entries('kv-formats-cpu', entries)}")
