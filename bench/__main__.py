@@ -2,10 +2,11 @@
 
 import sys
 
-from bench import attention, gateway, kv_formats, linear, perplexity, streams, tiny, tool_stream
+from bench import attention, gated_delta, gateway, kv_formats, linear, perplexity, streams, tiny, tool_stream
 
 BENCHES = {
     "attention": attention.main,
+    "gated-delta": gated_delta.main,
     "gateway": gateway.main,
     "kv-formats": kv_formats.main,
     "linear": linear.main,

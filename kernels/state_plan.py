@@ -69,3 +69,19 @@ def _pack(spans: Sequence[StateSpan], device: torch.device) -> PackedSpans:
         borders=lengths.cumsum(0).to(torch.int32).to(device),
         slots=torch.tensor([span.slot for span in spans], dtype=torch.int64).to(device),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRows:
+    """Several rows of a step for each of B sequences (verification of drafts), and where the records of them go. On the
+    device, so that a captured graph reads them anew; no slot and no record occurs twice."""
+
+    slots: Tensor
+    """int64 [B]. Negative: nobody's, the sequence is left out."""
+    tokens: Tensor
+    """int64 [B]: its first row of the step; the others follow,"""
+    counts: Tensor
+    """int32 [B]: so many in all, 0 to `longest`."""
+    places: Tensor
+    """int64 [B]: its first row of the records; the others follow."""
+    longest: int

@@ -21,9 +21,14 @@ def causal_conv(x: Tensor, taps: Tensor, columns: Tensor, plan: StatePlan, dtype
         columns[span.slot] = wide[span.count :].to(columns.dtype)
     if len(plan.singles):
         wide = torch.cat((columns[plan.slots].float(), x[plan.singles, None].float()), dim=1)
-        out[plan.singles] = _rounded(silu((wide * taps).sum(1)), dtype)
+        out[plan.singles] = convolved(wide, taps, dtype)
         columns[plan.slots] = wide[:, 1:].to(columns.dtype)
     return out
+
+
+def convolved(windows: Tensor, taps: Tensor, dtype: torch.dtype) -> Tensor:
+    """windows [B, W, channels]: each row with those before it, as wide as taps. Returns [B, channels] of `dtype`."""
+    return _rounded(silu((windows * taps).sum(1)), dtype)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

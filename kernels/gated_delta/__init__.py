@@ -4,13 +4,17 @@ T: tokens of a step. K, V: dims of a key and of a value head. Value head h reads
 With q and k l2-normalised (x / sqrt(sum x^2 + 1e-6)), for each value head and token, in float32:
 
     S <- exp(g) S;  u = beta (v - k S);  S <- S + k^T u;  o = q S / sqrt(K)
+
+`gated_delta` takes tokens behind the convolution; `decode`, `verify` and `fold` are convolution and rule together, for
+few tokens a sequence.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.gated_delta import flash, reference
-from kernels.state_plan import StatePlan, plan_recurrence
+from kernels.gated_delta import flash, reference, replay_reference
+from kernels.gated_delta.net import NetInputs, NetWeights, Records
+from kernels.state_plan import ReplayRows, StatePlan, plan_recurrence
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: StatePlan) -> Tensor:
@@ -28,6 +32,77 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states
     if len(plan.singles):
         reference.single(q, k, v, g, beta, states, plan, out)
     return out
+
+
+def decode(
+    inputs: NetInputs, net: NetWeights, columns: Tensor, states: Tensor, slots: Tensor, tokens: Tensor, out: Tensor
+) -> None:
+    """One token each of B sequences, from the convolution's input to o. slots, tokens int64 [B]: sequence i has row
+    tokens[i] of the step and slot slots[i]; no slot occurs twice, and a negative one is nobody's (of a captured graph):
+    it is left out.
+
+    columns [slots, W - 1, channels] and states [slots, value_heads, K, V], one layer's views of the state pool, are
+    moved on in place. States are float32, or float16 or bfloat16: then a state is rounded once a token, when it is
+    stored, and the token's output is of the state before; float16 saturates. After 16K tokens o is then off by 0.2%
+    (float16) or 2% (bfloat16) in heads that hardly forget, by 0.4% or 7% where they write weakly too
+    (docs/benchmarks/gated-delta-cpu.json). out [T, value_heads, V], contiguous: only the B rows are written; its dtype
+    is that of q, k and v behind the convolution.
+
+    On CUDA two launches of Triton kernels, which read and write every element of the B states once.
+    """
+    if states.is_cuda:
+        from kernels.gated_delta import replay  # triton exists on Linux only
+
+        replay.decode(inputs, net, columns, states, slots, tokens, out)
+    else:
+        replay_reference.decode(inputs, net, columns, states, slots, tokens, out)
+
+
+def verify(
+    inputs: NetInputs,
+    net: NetWeights,
+    columns: Tensor,
+    states: Tensor,
+    rows: ReplayRows,
+    records: Records,
+    layer: int,
+    out: Tensor,
+) -> None:
+    """Several tokens a sequence, each behind the one before, without writing columns or states: they, and `out`, are as
+    for `decode`. What `fold` needs goes to the records of `layer`.
+
+    Outputs are bit for bit those of `decode` token by token, and so are states and columns after `fold`, on CUDA where
+    the widths of q, k and v are multiples of 16 (else the compiler may add up their sums in another order).
+    """
+    if states.is_cuda:
+        from kernels.gated_delta import replay
+
+        replay.verify(inputs, net, columns, states, rows, records, layer, out)
+    else:
+        replay_reference.verify(inputs, net, columns, states, rows, records, layer, out)
+
+
+def fold(
+    net: NetWeights,
+    columns: Tensor,
+    states: Tensor,
+    slots: Tensor,
+    places: Tensor,
+    accepted: Tensor,
+    records: Records,
+) -> None:
+    """Move columns [slots, layers, W - 1, channels] and states [slots, layers, value_heads, K, V] of all layers on, in
+    place, by the first accepted[i] (int32 [B]) of the records of sequence i, which begin at row places[i] (int64 [B]).
+    0, or a negative slot: nothing is touched. Later records are not read. net: of any layer, for its shapes.
+
+    On CUDA two launches in all.
+    """
+    if states.is_cuda:
+        from kernels.gated_delta import replay
+
+        replay.fold(net, columns, states, slots, places, accepted, records)
+    else:
+        replay_reference.fold(net, columns, states, slots, places, accepted, records)
 
 
 def prepare(

@@ -31,13 +31,25 @@ def single(
 ) -> None:
     """The singles of `plan`, all at once."""
     tokens = plan.singles
-    qn, kn = _normalised(q[tokens], k[tokens], v.shape[1])
-    state = states[plan.slots]  # [B, value_heads, K, V]
-    state *= g[tokens].exp()[:, :, None, None]
-    update = beta[tokens, :, None] * (v[tokens].float() - (kn[:, :, None] @ state)[:, :, 0])
-    state += kn[..., None] * update[:, :, None]
+    state = states[plan.slots]
+    o = step(q[tokens], k[tokens], v[tokens], g[tokens], beta[tokens], state)
     states[plan.slots] = state
-    out[tokens] = (qn[:, :, None] @ state)[:, :, 0].to(out.dtype)
+    out[tokens] = o.to(out.dtype)
+
+
+def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """A token each of B sequences: their states [B, value_heads, K, V], float32 or float64, in place. Returns o [B,
+    value_heads, V] of the states' dtype."""
+    qn, kn = _normalised(q, k, v.shape[1])
+    state *= g.exp()[:, :, None, None]
+    update = beta[:, :, None] * (wide(v) - (kn[:, :, None] @ state)[:, :, 0])
+    state += kn[..., None] * update[:, :, None]
+    return (qn[:, :, None] @ state)[:, :, 0]
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or float64 where it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def chunked(
@@ -92,8 +104,8 @@ def _span(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tens
 
 
 def _normalised(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
-    """Float32 [..., value_heads, K]: both l2-normalised, q divided by sqrt(K) as well."""
-    q, k = q.float(), k.float()
+    """[..., value_heads, K], float32 or float64: both l2-normalised, q divided by sqrt(K) as well."""
+    q, k = wide(q), wide(k)
     q = q * (torch.rsqrt(q.square().sum(-1, keepdim=True) + _EPS) * q.shape[-1] ** -0.5)
     k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + _EPS)
     groups = value_heads // k.shape[-2]

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -19,18 +20,36 @@ SHARED_LIMIT = 99 * 1024
 def resources(
     kernel: object, constants: Mapping[str, object], pointers: Mapping[str, str], capability: int, warps: int
 ) -> dict[str, int]:
-    """Registers (REG), bytes of STACK, of LOCAL and of SHARED memory. The arguments that are neither constants nor
-    pointers are int32; pointers and sizes named N, K, half or ..._step, ..._stride are multiples of 16."""
+    """`usage` of a kernel, compiled as by `ahead_of_time`."""
+    return usage(ahead_of_time(kernel, constants, pointers, capability, warps))
+
+
+def ahead_of_time(
+    kernel: object,
+    constants: Mapping[str, object],
+    pointers: Mapping[str, str],
+    capability: int,
+    warps: int,
+    **options: object,
+) -> Any:
+    """The arguments that are neither constants nor in `pointers` are int32; pointers and sizes named N, K, half or
+    ..._step, ..._stride are multiples of 16."""
     names: list[str] = kernel.arg_names  # type: ignore[attr-defined]
     kinds = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if kinds[name].startswith("*") or name in ("N", "K", "half") or name.endswith(("_step", "_stride"))
+        if kinds[name] != "constexpr"
+        and (kinds[name].startswith("*") or name in ("N", "K", "half") or name.endswith(("_step", "_stride")))
     }
     fixed = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=kinds, constexprs=fixed, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": warps, **options})
+
+
+def usage(compiled: Any) -> dict[str, int]:
+    """Registers (REG), bytes of STACK, of LOCAL and of SHARED memory."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

@@ -1,0 +1,66 @@
+"""The attention kernels on CPU tensors, in Triton's interpreter: a process of its own, since TRITON_INTERPRET is read
+when the kernels are defined. Its bfloat16 products are wrong, so there the kernels compute in float32."""
+
+from dataclasses import replace
+
+import torch
+
+from kernels.attention.batch import PagedBatch
+from kernels.attention.decode import decode, decode_workspace
+from kernels.attention.launch import DecodeLaunch, PrefillLaunch
+from kernels.attention.prefill import prefill
+from tests.kernels.paged_sequences import PagedSequences, paged_sequences
+
+BOUNDS = {torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 8e-3}
+"""Of the output's rounding; the interpreter's bfloat16 is cut off."""
+
+
+def check(out: torch.Tensor, case: PagedSequences) -> None:
+    assert out[-1].isnan().all()  # the row of nobody is not written to
+    expected = case.expected()[:-1]
+    error = ((out[:-1].double() - expected).abs() / (expected.abs() + 1)).max()
+    assert float(error) < BOUNDS[out.dtype], (out.dtype, case.counts, case.contexts, float(error))
+
+
+def decoded(case: PagedSequences, launch: DecodeLaunch) -> torch.Tensor:
+    out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
+    heads, dim = case.q.shape[1:]
+    workspace = decode_workspace(len(case.q), heads, dim, launch.splits, case.q.device).fill_(torch.nan)
+    rows, longest = max(case.counts), max(case.contexts)
+    decode(case.q, case.keys, case.values, case.batch, case.scale, launch, workspace, out, rows, longest)
+    return out
+
+
+def prefilled(case: PagedSequences, launch: PrefillLaunch) -> torch.Tensor:
+    out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
+    prefill(case.q, case.keys, case.values, case.batch, case.scale, launch, out, max(case.counts))
+    return out
+
+
+def main() -> None:
+    launch = DecodeLaunch(16, 32, 4, 2, splits=4, least_pages=1)
+    # One row each, a spare place, lengths about the page; and the longest.
+    check(decoded(case := paged_sequences((1, 1, 0, 1, 1), (1, 63, 5, 64, 65), 4, 2, 16, torch.float32), launch), case)
+    check(decoded(case := paged_sequences((1,), (4097,), 2, 1, 16, torch.bfloat16), launch), case)
+    # Verify: splits that begin behind some of the queries, more queries than a tile has.
+    verify = paged_sequences((5, 1, 16, 3), (66, 129, 135, 3), 3, 1, 16, torch.float16, seed=1)
+    check(whole := decoded(verify, launch), verify)
+    check(decoded(verify, DecodeLaunch(64, 16, 4, 2, splits=7, least_pages=2)), verify)
+    assert torch.equal(decoded(verify, replace(launch, tma=True))[:-1], whole[:-1])
+    # A sequence alone: the same bits.
+    first, tables = sum(verify.counts[:2]), verify.tables[2:3]
+    batch = PagedBatch.of((16,), (135,), tables, verify.q.device)
+    alone = replace(verify, q=verify.q[first : first + 17], batch=batch, counts=(16,), contexts=(135,), tables=tables)
+    assert torch.equal(decoded(alone, launch)[:16], whole[first : first + 16])
+
+    many = PrefillLaunch(32, 32, 4, 2)
+    check(whole := prefilled(verify, many), verify)
+    assert torch.equal(prefilled(verify, replace(many, tma=True))[:-1], whole[:-1])
+    check(prefilled(case := paged_sequences((65, 0, 40), (65, 9, 170), 6, 2, 16, torch.float32, seed=2), many), case)
+    check(prefilled(case := paged_sequences((1, 63, 64), (1, 63, 64), 2, 1, 32, torch.bfloat16, seed=3), many), case)
+    check(prefilled(case := paged_sequences((5,), (4097,), 2, 1, 16, torch.float16, seed=4), many), case)
+    print("all right")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The attention kernels: in the interpreter, compiled for GPUs that are not here, and on a GPU at real shapes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import triton as kernels
+from kernels.attention.batch import PagedBatch
+from kernels.attention.decode import decode, decode_workspace
+from kernels.attention.launch import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
+from kernels.attention.prefill import prefill
+from kernels.attention.shapes import Pool
+from tests.kernels.compiled import SHARED_LIMIT, resources, run_interpreted
+from tests.kernels.paged_sequences import PagedSequences, paged_sequences
+
+PAGE = 64
+INTEGERS = dict.fromkeys(("first_ptr", "count_ptr", "context_ptr", "table_ptr"), "*i32")
+CAPABILITIES = [80, 89, 90, 120]
+ROOM = {80: 163 * 1024, 89: SHARED_LIMIT, 90: 227 * 1024, 120: SHARED_LIMIT}
+"""Shared memory of a block."""
+
+
+def test_interpreted() -> None:
+    """Lengths about the page and 4097, ragged rows, poisoned pages; see `interpreted_attention`."""
+    run_interpreted("tests.kernels.interpreted_attention")
+
+
+def pool_pointers(launch: DecodeLaunch | PrefillLaunch, dim: int) -> dict[str, str]:
+    kind = f"tensordesc<bf16[{launch.block_n}, {dim}]>" if launch.tma else "*bf16"
+    return {"q_ptr": "*bf16", "keys": kind, "values": kind, **INTEGERS, "scale": "fp32"}
+
+
+@pytest.mark.parametrize(("rows", "capability"), [*((1, capability) for capability in CAPABILITIES), (8, 90), (8, 120)])
+def test_decode_compiled_ahead_of_time(rows: int, capability: int) -> None:
+    """27B: no registers are spilled, and shared memory suffices."""
+    launch = decode_launch(rows, 6, 256, 2, 4, 128, divmod(capability, 10))
+    tile = {"GROUP": 6, "D": 256, "PAGE": PAGE, "BM": launch.block_m, "BN": launch.block_n, "STAGES": launch.stages}
+    constants = {**tile, "LEAST": launch.least_pages, "WIDE": False, "TMA": launch.tma, "PDL": launch.pdl}
+    pointers = {**pool_pointers(launch, 256), "partial_ptr": "*fp32", "weight_ptr": "*fp32"}
+    used = resources(kernels.decode, constants, pointers, capability, launch.warps)
+    assert (used["STACK"], used["LOCAL"]) == (0, 0)
+    assert used["SHARED"] <= ROOM[capability]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_prefill_compiled_ahead_of_time(capability: int) -> None:
+    launch = prefill_launch(256, 2, divmod(capability, 10))
+    tile = {"GROUP": 6, "D": 256, "PAGE": PAGE, "BM": launch.block_m, "BN": launch.block_n, "STAGES": launch.stages}
+    constants = {**tile, "WIDE": False, "TMA": launch.tma}
+    used = resources(
+        kernels.prefill, constants, {**pool_pointers(launch, 256), "out_ptr": "*bf16"}, capability, launch.warps
+    )
+    # The addresses of the output, which wait in the stack while the loop runs.
+    assert used["STACK"] <= 128
+    assert used["SHARED"] <= ROOM[capability]
+
+
+def test_combine_compiled_ahead_of_time() -> None:
+    constants = {"D": 256, "BD": 64, "PAGE": PAGE, "LEAST": 1, "MOST": 64, "CHUNK": 64, "PDL": True}
+    pointers = {**INTEGERS, "partial_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
+    assert resources(kernels.combine, constants, pointers, 90, 4)["STACK"] == 0
+
+
+def test_launches() -> None:
+    for rows, capability in ((1, (9, 0)), (4, (9, 0)), (16, (12, 0)), (16, (8, 9))):
+        launch = decode_launch(rows, 6, 256, 2, 4, 132, capability)
+        assert launch.splits == decode_launch(1, 6, 256, 2, 4, 132, capability).splits == 64
+        assert PAGE % launch.block_n == 0
+        assert launch.block_m >= min(64, 6 * rows)
+        assert launch.tma is launch.pdl is (capability == (9, 0)) or capability == (12, 0)
+    assert decode_launch(1, 8, 256, 2, 2, 132, (9, 0)).splits == 128
+    assert decode_launch(16, 2, 64, 4, 2, 28, (8, 6)).block_m == 16
+
+
+def test_descriptors_only_where_they_can_be() -> None:
+    pool = torch.empty(4, 3, 2, 16, 2, 32, dtype=torch.bfloat16)
+    keys, values = pool[:, 1, 0], pool[:, 1, 1]
+    described = Pool.of(keys, values, 16, tma=True)
+    assert (described.described, described.page_stride) == (True, 3 * 2 * 16)
+    assert described.keys.shape == [3 * 96 + 16, 64]
+    assert Pool.of(keys, values, 16, tma=False).page_stride == pool.stride(0)
+    assert not Pool.of(keys[:, :, :, ::2], values[:, :, :, ::2], 16, tma=True).described
+    by_head = torch.empty(2, 4, 2, 16, 32, dtype=torch.bfloat16).transpose(2, 3)
+    assert not Pool.of(by_head[0], by_head[1], 16, tma=True).described
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    case = paged_sequences((1,), (5,), 4, 2, 16, torch.float32)
+    launch, out = DecodeLaunch(16, 32, 4, 2, 4), torch.empty_like(case.q)
+    workspace = decode_workspace(len(case.q), 4, 16, 4, out.device)
+
+    def run(q: Tensor, keys: Tensor, values: Tensor, space: Tensor = workspace, launch: DecodeLaunch = launch) -> None:
+        decode(q, keys, values, case.batch, case.scale, launch, space, out, 1, 5)
+
+    with pytest.raises(ValueError, match=r"torch\.float16"):
+        run(case.q, case.keys.half(), case.values.half())
+    with pytest.raises(ValueError, match="heads x 16"):
+        run(case.q, case.keys, case.values, launch=replace(launch, block_n=128))
+    with pytest.raises(ValueError, match="V "):
+        run(case.q, case.keys, case.values.contiguous())
+    with pytest.raises(ValueError, match="workspace"):
+        run(case.q, case.keys, case.values, workspace[1:])
+    with pytest.raises(ValueError, match="follow each other"):
+        run(case.q.transpose(1, 2).contiguous().transpose(1, 2), case.keys, case.values)
+    with pytest.raises(ValueError, match="queries of contexts"):
+        PagedBatch.of((3,), (2,), ((0,),), out.device)
+
+
+ODD = (1, 63, 64, 65, 4097)
+MODELS = [(24, 4, 256), (16, 2, 256), (4, 2, 64)]
+"""27B, 35B-A3B and the tests' small model: query heads, K/V heads, head_dim."""
+ERRORS = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 1e-5}
+"""Of the rounding of weights and outputs, relative to the whole."""
+
+
+def chosen_launches(rows: int, case: PagedSequences) -> list[DecodeLaunch]:
+    """The chosen one, and one without bulk copies."""
+    gpu, itemsize = torch.cuda.get_device_properties(0), case.q.element_size()
+    heads, dim = case.q.shape[1:]
+    kv_heads = case.keys.shape[2]
+    capability = torch.cuda.get_device_capability()
+    chosen = decode_launch(rows, heads // kv_heads, dim, itemsize, kv_heads, gpu.multi_processor_count, capability)
+    return [chosen, replace(chosen, tma=False, stages=2)] if chosen.tma else [chosen]
+
+
+def decoded(case: PagedSequences, launch: DecodeLaunch, rows: int, longest: int) -> Tensor:
+    out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype, device="cuda")
+    heads, dim = case.q.shape[1:]
+    workspace = decode_workspace(len(case.q), heads, dim, launch.splits, out.device).fill_(torch.nan)
+    decode(case.q, case.keys, case.values, case.batch, case.scale, launch, workspace, out, rows, longest)
+    return out
+
+
+def assert_near(out: Tensor, case: PagedSequences) -> None:
+    """Row by row; NaN fails."""
+    assert out[-1].isnan().all()
+    expected = case.expected()[:-1].flatten(1)
+    error = (out[:-1].double().flatten(1) - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(error.max()) < ERRORS[out.dtype], error.max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnGpu:
+    """Against float64; what does not belong to a sequence is NaN."""
+
+    @pytest.mark.parametrize("dtype", ERRORS)
+    @pytest.mark.parametrize("model", MODELS)
+    @pytest.mark.parametrize("rows", [1, 4, 8, 16])
+    def test_decode_and_verify(self, rows: int, model: tuple[int, int, int], dtype: torch.dtype) -> None:
+        counts = [min(1 + place % rows if place else rows, context) for place, context in enumerate(ODD[::-1])]
+        case = paged_sequences((*counts, 0), (*ODD[::-1], 7), *model, dtype, "cuda", seed=rows)
+        for launch in chosen_launches(rows, case):
+            out = decoded(case, launch, rows, 4097)
+            assert_near(out, case)
+            assert torch.equal(decoded(case, launch, rows, 100_000)[:-1], out[:-1])
+
+    @pytest.mark.parametrize("dtype", ERRORS)
+    @pytest.mark.parametrize("model", MODELS)
+    @pytest.mark.parametrize("counts", [ODD, (300, 0, 5, 65, 1000)])
+    def test_prefill(self, counts: Sequence[int], model: tuple[int, int, int], dtype: torch.dtype) -> None:
+        contexts = counts if counts == ODD else (300, 9, 4097, 1000, 1063)
+        case = paged_sequences(counts, contexts, *model, dtype, "cuda")
+        chosen = prefill_launch(model[2], case.q.element_size(), torch.cuda.get_device_capability())
+        for launch in (chosen, replace(chosen, tma=False)):
+            out = torch.full(case.q.shape, torch.nan, dtype=dtype, device="cuda")
+            prefill(case.q, case.keys, case.values, case.batch, case.scale, launch, out, max(counts))
+            assert_near(out, case)
+
+    def test_deep(self) -> None:
+        """At 98,304 tokens, beside short ones; alone, the same bits."""
+        case = paged_sequences((4, 1, 1), (98304, 640, 98303), 24, 4, 256, torch.bfloat16, "cuda")
+        launch = chosen_launches(4, case)[0]
+        out = decoded(case, launch, 4, 98304)
+        assert_near(out, case)
+        batch = PagedBatch.of((1,), (98303,), case.tables[2:], torch.device("cuda"))
+        alone = replace(case, q=case.q[5:], batch=batch, counts=(1,), contexts=(98303,), tables=case.tables[2:])
+        assert torch.equal(decoded(alone, launch, 4, 98303)[0], out[5])
+
+    def test_graph(self) -> None:
+        """One capture serves every batch of its bucket."""
+        cases = [
+            paged_sequences(counts, contexts, 24, 4, 256, torch.bfloat16, "cuda", seed=len(contexts))
+            for counts, contexts in (((4, 1, 2), (4097, 64, 63)), ((1, 4, 1, 1), (1, 130, 2000, 4096)))
+        ]
+        pages = max(len(case.keys) for case in cases)
+        keys, values = torch.empty(2, pages, PAGE, 4, 256, dtype=torch.bfloat16, device="cuda")
+        q = torch.zeros(17, 24, 256, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty_like(q)
+        zeros = torch.zeros(4, 100, dtype=torch.int32, device="cuda")
+        batch = PagedBatch(zeros[:, 0].contiguous(), zeros[:, 1].contiguous(), zeros[:, 2].contiguous(), zeros)
+        launch = chosen_launches(4, cases[0])[0]
+        workspace = decode_workspace(len(q), 24, 256, launch.splits, q.device)
+
+        def run() -> None:
+            decode(q, keys, values, batch, cases[0].scale, launch, workspace, out, 4, 4160)
+
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        for case in cases:
+            keys.fill_(torch.nan)[: len(case.keys)] = case.keys
+            values.fill_(torch.nan)[: len(case.keys)] = case.values
+            q[: len(case.q)] = case.q
+            out.fill_(torch.nan)
+            for mine, theirs in ((batch.first, case.batch.first), (batch.counts, case.batch.counts),
+                                 (batch.contexts, case.batch.contexts)):  # fmt: skip
+                mine.zero_()[: len(theirs)] = theirs
+            batch.tables[: len(case.tables), : case.batch.tables.shape[1]] = case.batch.tables
+            graph.replay()
+            eager = decoded(case, launch, 4, 4160)
+            assert torch.equal(out[: len(case.q) - 1], eager[:-1])
+            assert out[len(case.q) - 1 :].isnan().all()
+            assert_near(eager, case)
