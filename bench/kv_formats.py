@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench import kv_attention, results
+from bench import kv_attention, kv_quantizers, results
 from bench.results import Entry
 from bench.scoring import is_greedy, log_probabilities
 from kernels.kv_codec import KvFormat, kv_form
@@ -27,25 +27,25 @@ from tools.train.evaluation.needles import needle_case
 MODEL = Path(__file__).resolve().parents[1] / "models" / "samovar-tiny"
 PROMPTS = Path(__file__).with_name("data") / "draft_prompts.jsonl"
 FORMATS: tuple[KvFormat, ...] = get_args(KvFormat)
-DEPTHS = (1024, 32768, 131072)
-SEEDS = 3
+DEPTHS = {1024: 8, 32768: 3, 131072: 3}
+"""Draws by depth in tokens."""
 ROTATION_DEPTH = 32768
 LAYERS, KV_HEADS, HEAD_DIM = 16, 4, 256
 """Of the 27B, for the bytes a token."""
 KINDS: tuple[DraftKind, ...] = ("code", "English", "tool calls")
 PASSAGES = 16
-"""Behind each other in one pass, about 3,000 tokens of prose or code."""
-PASSES = 6
+"""Behind each other in one pass: 3,200 tokens of prose or code, 5,400 of tool calls."""
+PASSES = 4
 """Of each kind, at most."""
 CATASTROPHE = 2.0
 """Nats that the loss of a position goes up by."""
-NEEDLES = {2048: 20, 8192: 10}
+NEEDLES = {2048: 20, 8192: 8}
 """Salts by prompt length in tokens."""
 
 
 def main() -> None:
     entries: list[Entry] = []
-    for entry in chain(byte_counts(), attention_errors(), rotation_errors(), of_the_model()):
+    for entry in chain(byte_counts(), quantizer_errors(), rotation_errors(), attention_errors(), of_the_model()):
         print(f"{entry.name}: {entry.value} {entry.unit}", flush=True)
         entries.append(entry)
     print(f"written to {results.write_entries('kv-formats-cpu', entries)}")
@@ -59,26 +59,35 @@ def byte_counts() -> Iterator[Entry]:
             yield Entry(f"bytes/{format}", LAYERS * KV_HEADS * row, "bytes a token of the 27B", round(row / plain, 4))
 
 
+def quantizer_errors() -> Iterator[Entry]:
+    for name, kind, error in kv_quantizers.squared_errors():
+        yield Entry(f"quantizer/{name}/{kind}", round(error, 6), "squared error of the energy")
+
+
 def attention_errors() -> Iterator[Entry]:
-    for depth in DEPTHS:
+    for depth, draws in DEPTHS.items():
         sums = dict.fromkeys(FORMATS, 0.0)
-        for seed in range(SEEDS):
+        for seed in range(draws):
             sequence = kv_attention.draw(depth, seed)
             exact = kv_attention.attend(sequence, "auto")
             for format in FORMATS:
                 sums[format] += kv_attention.relative_error(kv_attention.attend(sequence, format), exact)
         for format in FORMATS:
             if format != "auto":
-                yield Entry(f"attention/{format}/{depth}", round(sums[format] / SEEDS, 5), "relative error")
+                yield Entry(f"attention/{format}/{depth}", round(sums[format] / draws, 5), "relative error")
 
 
 def rotation_errors() -> Iterator[Entry]:
     sums: dict[str, float] = {}
-    for seed in range(SEEDS):
+    for seed in range(DEPTHS[ROTATION_DEPTH]):
         for name, error in kv_attention.rotations(kv_attention.draw(ROTATION_DEPTH, seed)):
             sums[name] = sums.get(name, 0.0) + error
     for name, total in sums.items():
-        yield Entry(f"rotation/{name}/{ROTATION_DEPTH}", round(total / SEEDS, 5), "relative error of 4-bit integers")
+        yield Entry(
+            f"rotation/{name}/{ROTATION_DEPTH}",
+            round(total / DEPTHS[ROTATION_DEPTH], 5),
+            "relative error of 4-bit integers",
+        )
 
 
 def of_the_model() -> Iterator[Entry]:

@@ -1,32 +1,36 @@
-"""Plain torch, any device: the oracle. Gathers the pages of a sequence, then calls torch's attention."""
+"""Plain torch, any device: the oracle. Gathers and decodes the pages of a sequence, then calls torch's attention."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.plan import AttentionPlan, SingleGroup, Span
+from kernels.kv_codec import LayerKv, rotate
 
 _QUERY_TILE = 512
 """Bounds the mask, which has a byte for each (query, key) pair of a tile."""
 
 
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def paged_attention(q: Tensor, kv: LayerKv, plan: AttentionPlan, scale: float) -> Tensor:
+    if kv.form.rotated:
+        q = rotate(q)
     out = torch.empty_like(q)
     for span in plan.spans:
-        out[span.first : span.first + span.count] = _span(q, keys, values, span, scale)
+        out[span.first : span.first + span.count] = _span(q, kv, span, scale)
     for group in plan.groups:
-        out[group.queries] = _singles(q[group.queries], keys, values, group, scale)
-    return out
+        out[group.queries] = _singles(q[group.queries], kv, group, scale)
+    return rotate(out) if kv.form.rotated else out
 
 
-def _span(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float) -> Tensor:
+def _span(q: Tensor, kv: LayerKv, span: Span, scale: float) -> Tensor:
     _, heads, dim = q.shape
-    kv_heads = keys.shape[2]
+    keys, values = (rows.read(span.pages, q.dtype).flatten(0, 1) for rows in (kv.keys, kv.values))
+    kv_heads = keys.shape[1]
     queries = q[span.first : span.first + span.count].unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3)
     # One K/V head is broadcast over its group of query heads by a stride of 0.
     shape = (kv_heads, heads // kv_heads, span.context, dim)
-    k = keys.index_select(0, span.pages).flatten(0, 1)[: span.context].transpose(0, 1)[:, None].expand(shape)
-    v = values.index_select(0, span.pages).flatten(0, 1)[: span.context].transpose(0, 1)[:, None].expand(shape)
+    k = keys[: span.context].transpose(0, 1)[:, None].expand(shape)
+    v = values[: span.context].transpose(0, 1)[:, None].expand(shape)
     past = span.context - span.count
     tiles = []
     for start in range(0, span.count, _QUERY_TILE):
@@ -41,12 +45,13 @@ def _span(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float) -> 
     return torch.cat(tiles, dim=2).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _singles(q: Tensor, keys: Tensor, values: Tensor, group: SingleGroup, scale: float) -> Tensor:
+def _singles(q: Tensor, kv: LayerKv, group: SingleGroup, scale: float) -> Tensor:
     batch, heads, _ = q.shape
-    kv_heads = keys.shape[2]
     flat = group.pages.flatten()
-    k = keys.index_select(0, flat).view(batch, -1, *keys.shape[2:]).transpose(1, 2)
-    v = values.index_select(0, flat).view(batch, -1, *values.shape[2:]).transpose(1, 2)
+    keys, values = (rows.read(flat, q.dtype) for rows in (kv.keys, kv.values))
+    kv_heads = keys.shape[2]
+    k = keys.view(batch, -1, *keys.shape[2:]).transpose(1, 2)
+    v = values.view(batch, -1, *values.shape[2:]).transpose(1, 2)
     # The query heads that share a K/V head take the place of the query positions.
     grouped = q.unflatten(1, (kv_heads, heads // kv_heads))
     return scaled_dot_product_attention(grouped, k, v, attn_mask=group.seen, scale=scale).flatten(1, 2)

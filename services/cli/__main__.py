@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from services.cli import pack, up
+from services.cli import engine_tool, up
 from services.cli.release import release
 from services.settings import PREFIX, variable
 
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for a failure, 2 for options or settings that cannot be used."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.run is not _pack:
+    if rest and arguments.run not in (_pack, _plan):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return arguments.run(arguments, rest)
@@ -27,6 +27,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     packer = commands.add_parser("pack", help="write a model with quantized weights into a folder", add_help=False)
     packer.set_defaults(run=_pack)
+    planner = commands.add_parser("plan", help="show what a model takes on a GPU, and what fits", add_help=False)
+    planner.set_defaults(run=_plan)
     told = commands.add_parser("version", help="print the version")
     told.set_defaults(run=_version)
     return parser
@@ -53,6 +55,8 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     option("--port", "port", "port to serve on; 0 takes a free one", "PORT")
     option("--nats-port", "nats_port", "loopback port of NATS; 0 takes a free one", "PORT")
     option("--max-model-len", "max_model_len", "longest prompt + output in tokens", "TOKENS")
+    option("--vram", "vram", "device memory for all that an engine takes, like 16GiB", "SIZE")
+    option("--kv-format", "kv_format", "how K and V are stored; docs/kv-formats.md", "FORMAT")
     option("--kv-pages", "kv_pages", "device pages of 64 tokens", "N")
     option("--kv-size", "kv_arena", "host memory for cache blocks, like 4GiB", "SIZE")
     parser.add_argument(
@@ -78,7 +82,11 @@ def _up(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _pack(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    return pack.run(rest)  # whose options are the child's
+    return engine_tool.run("pack", rest)  # whose options are the child's
+
+
+def _plan(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    return engine_tool.run("plan", rest)
 
 
 def _version(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from services.engine.cache.kvstore_client import KvClient
 from services.engine.config import EngineConfig
 from services.engine.core import EngineCore
 from services.engine.mailbox import KvAnswer, KvConnected, Message, StepResult
+from services.engine.memory_plan import size
 from services.engine.model.config import ModelError
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.engine.scripted import VOCABULARY, ScriptedRunner, ScriptError, load_script, scripted_bundle
@@ -28,7 +29,7 @@ SCRIPTED = "scripted:"
 SCRIPTED_CONTEXT = 131_072
 SCRIPTED_PAGES = 16_384
 """A million tokens: page numbers only, the scripted engine keeps nothing in them."""
-BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+SCRIPTED_BATCH_TOKENS = 8192
 
 KV_CONNECT_SECONDS = 2.0
 """Before a new engine calls itself ready: its first request should find what an earlier engine left in the store."""
@@ -72,7 +73,7 @@ def _scripted(config: EngineConfig) -> Assembly:
         fingerprint=script.fingerprint,
         pages=pages,
         max_model_len=min(config.max_model_len or SCRIPTED_CONTEXT, pages * BLOCK_TOKENS),
-        max_batch_tokens=config.max_batch_tokens or BATCH_TOKENS["cuda"],
+        max_batch_tokens=config.max_batch_tokens or SCRIPTED_BATCH_TOKENS,
         max_running=config.max_running,
         max_queue=config.max_queue,
     )
@@ -94,28 +95,33 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     progress(0.0, "loading torch")
     import torch
 
-    from services.engine.cache.pages import KvLayout, KvPages, plan_pages
-    from services.engine.cache.states import StateLayout, StatePool, plan_states
+    from services.engine.cache.pages import KvLayout, KvPages
+    from services.engine.cache.states import StateLayout, StatePool
     from services.engine.cache.transfer import page_transfers
     from services.engine.model.hybrid_config import HybridConfig
     from services.engine.runner import ModelRunner
-    from services.engine.weights.loader import load_model, resolve_device, resolve_dtype
+    from services.engine.sizing import cap, engine_plan
+    from services.engine.weights.loader import load_checkpoint, open_checkpoint, resolve_device, resolve_dtype
 
     if config.threads:
         torch.set_num_threads(config.threads)
     device = resolve_device(config)
     try:
-        loaded = load_model(config, progress)
+        cap(config, device)
+        checkpoint, name = open_checkpoint(config, progress)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what packing left is free for the plan
+        plan = engine_plan(checkpoint, config, device)  # what does not fit comes out before it is loaded
+        log.info("memory: %s", "; ".join(f"{line.name} {size(line.bytes)}" for line in plan.lines))
+        loaded = load_checkpoint(checkpoint, name, config, progress)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # pieces of loading, too small for what comes
         dtype = resolve_dtype(config, device)
+        progress(1.0, f"making {plan.pages} cache pages")
         states = None
         if isinstance(loaded.model_config, HybridConfig):
-            # Before the pages, which take a share of what is left.
-            state_layout = StateLayout.of(loaded.model_config, dtype)
-            states = StatePool(state_layout, plan_states(config, state_layout, device), device)
-        layout = KvLayout.of(loaded.model_config, dtype)
-        count = plan_pages(config, layout, device)
-        progress(1.0, f"making {count} cache pages")
-        pages = KvPages(layout, count, device)
+            states = StatePool(StateLayout.of(loaded.model_config, dtype), plan.states, device)
+        pages = KvPages(KvLayout.of(loaded.model_config, dtype, config.kv_format), plan.pages, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     except RuntimeError as error:
@@ -125,9 +131,9 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     scheduler = SchedulerConfig(
         fingerprint=loaded.fingerprint,
-        pages=count,
-        max_model_len=_max_model_len(config, loaded.context_length, count),
-        max_batch_tokens=config.max_batch_tokens or BATCH_TOKENS[device.type],
+        pages=plan.pages,
+        max_model_len=plan.context,
+        max_batch_tokens=plan.chunk,
         max_running=config.max_running,
         max_queue=config.max_queue,
         page_bytes=pages.page_bytes,
@@ -159,15 +165,6 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         return EngineCore(Scheduler(scheduler, kv), runner, inbox, deliver)
 
     return Assembly(card, chunks, inbox, core, kv)
-
-
-def _max_model_len(config: EngineConfig, context_length: int, pages: int) -> int:
-    """What settings, model and device pool allow; a request that fills the pool alone can still finish."""
-    if config.max_model_len > context_length:
-        raise CannotLoad(
-            f"SAMOVAR_MAX_MODEL_LEN={config.max_model_len}: the model was made for {context_length} tokens at most"
-        )
-    return min(config.max_model_len or context_length, pages * BLOCK_TOKENS)
 
 
 def _card(name: str, scheduler: SchedulerConfig, vocab_size: int, chunks: TokenizerChunks) -> ModelCard:

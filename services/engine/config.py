@@ -6,6 +6,9 @@ from msgspec import Struct
 
 from services.settings import ByteSize, DrainTimeout, LogLevel, MetricsHost, MetricsPort, NatsUrl, describe
 
+KvFormat = Literal["auto", "bf16", "fp8", "int8", "rk8v4", "nvfp4", "rk4v4", "rk4v4-e8", "rk2v4-e8"]
+"""As in kernels.kv_codec, which imports torch."""
+
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     model: Annotated[
@@ -35,7 +38,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        describe("Of weights and KV cache; auto is bfloat16 on CUDA and float32 on CPU."),
+        describe("Of weights, and of K and V unless kv_format says else; auto is bfloat16 on CUDA and float32 on CPU."),
     ] = "auto"
     weights: Annotated[
         Literal["auto", "packed", "dense"],
@@ -52,16 +55,34 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_model_len: Annotated[
         int, describe("Longest prompt + output, in tokens; 0 takes the model's own limit.", ge=0)
     ] = 0
+    kv_format: Annotated[
+        KvFormat,
+        describe(
+            "How K and V are stored (docs/kv-formats.md): auto is as they are, in dtype; from bf16 to rk2v4-e8 smaller "
+            "and less exact. Engines share cache blocks only in the same format."
+        ),
+    ] = "auto"
+    vram: Annotated[
+        ByteSize,
+        describe(
+            "Device memory for all that the engine takes: weights, pages, states and work are sized to fit it "
+            "(`samovar plan` shows how), and on CUDA PyTorch allocates no more. 0: what CUDA has free; no limit on CPU."
+        ),
+    ] = ByteSize(0)
     kv_pages: Annotated[int, describe("Device pages of 64 tokens; 0 sizes the pool by kv_memory.", ge=0)] = 0
     kv_memory: Annotated[
         ByteSize,
-        describe("Device memory of the page pool when kv_pages is 0; 0 takes 80% of what CUDA has free, 1GiB on CPU."),
+        describe(
+            "Device memory of the page pool when kv_pages is 0; 0 takes what weights, states and work leave of vram or "
+            "CUDA, and 1GiB on CPU without vram."
+        ),
     ] = ByteSize(0)
     states: Annotated[
         int,
         describe(
             "Slots for recurrent states, of running requests and of checkpoints; models without any have none. 0: "
-            "max_running + 256 within 1GiB on CPU, max_running + 1024 within 20% of what CUDA has free.",
+            "max_running + 256 within 1GiB on CPU without vram, else max_running + 1024 within 20% of what weights and "
+            "work leave.",
             ge=0,
         ),
     ] = 0
@@ -86,7 +107,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_queue: Annotated[int, describe("Requests that may wait; one more is refused with 503.", ge=0)] = 256
     max_batch_tokens: Annotated[
         int,
-        describe("Tokens of one step at most, prefill and decode together; 0 is 8192 on CUDA and 512 on CPU.", ge=0),
+        describe(
+            "Tokens of one step at most, prefill and decode together; 0 is 512 on CPU, and on CUDA the largest of 8192,"
+            " 4096, 2048, 1024 and 512 that leaves room for the cache.",
+            ge=0,
+        ),
     ] = 0
     replay_ttl: Annotated[
         float,

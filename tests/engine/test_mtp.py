@@ -98,7 +98,7 @@ def test_drafts_against_the_formula(device: torch.device) -> None:
         hidden = [hidden_states(head.decoder, each) for each in ids]
         formulas = [Formula(weights, each, h) for each, h in zip(ids, hidden, strict=True)]
         pages = KvPages(head.kv_layout, 4, device)
-        pages.tensor[: pages.count] = torch.nan
+        pages.tensor[: pages.count] = 0xFF  # NaNs
         tables = ([2, 0], [1, 3])
         start = [0, 0]
         for steps in ((60, 20), (1, 40), (1, 1), (3, 1), (1, 2), (2, 1)):

@@ -14,7 +14,9 @@ def test_a_page_is_contiguous_and_holds_all_layers() -> None:
     assert LAYOUT.page_bytes == 3 * 2 * 64 * 2 * 8 * 4
     assert pages.page(2).shape == (LAYOUT.page_bytes,)
     pages.page(2).fill_(0xFF)
-    assert bool(pages.tensor[2].isnan().all())
+    assert bool((pages.tensor[2] == 0xFF).all())
+    for layer in pages.layers:
+        assert bool(layer.keys.codes[2].isnan().all() and layer.values.codes[2].isnan().all())
     assert bool((pages.tensor[[0, 1, 3, 4]] == 0).all())
 
 
@@ -26,21 +28,21 @@ def test_the_blank_page_and_others_cannot_be_transferred(index: int) -> None:
 
 def test_clear() -> None:
     pages = KvPages(LAYOUT, 4, CPU)
-    pages.tensor[:] = torch.nan
+    pages.tensor[:] = 0xFF
     pages.clear([])
     pages.clear([3, 1])
     assert bool((pages.tensor[[1, 3]] == 0).all())
-    assert bool(pages.tensor[[0, 2]].isnan().all())
+    assert bool((pages.tensor[[0, 2]] == 0xFF).all())
 
 
 def test_plan() -> None:
     size = LAYOUT.page_bytes
-    assert plan_pages(EngineConfig(kv_pages=17), LAYOUT, CPU) == 17
+    assert plan_pages(EngineConfig(kv_pages=17), LAYOUT) == 17
     # The blank page counts: memory is the limit of all that is taken.
-    assert plan_pages(EngineConfig(kv_memory=ByteSize(10 * size + 1)), LAYOUT, CPU) == 9
-    assert plan_pages(EngineConfig(), LAYOUT, CPU) == 2**30 // size - 1
+    assert plan_pages(EngineConfig(kv_memory=ByteSize(10 * size + 1)), LAYOUT) == 9
+    assert plan_pages(EngineConfig(), LAYOUT) == 2**30 // size - 1
     with pytest.raises(SettingsError, match=rf"SAMOVAR_KV_MEMORY.*takes {2 * size} at least"):
-        plan_pages(EngineConfig(kv_memory=ByteSize(2 * size - 1)), LAYOUT, CPU)
+        plan_pages(EngineConfig(kv_memory=ByteSize(2 * size - 1)), LAYOUT)
 
 
 def test_layouts_that_differ_are_told_apart() -> None:

@@ -85,7 +85,7 @@ def test_whatever_a_slot_held_before_does_not_matter(device: torch.device) -> No
     bench = Bench(decoder(model, device))
     assert bench.states is not None
     bench.states.tensor.fill_(0xFF)  # NaNs
-    bench.pages.tensor[: bench.pages.count] = torch.nan
+    bench.pages.tensor[: bench.pages.count] = 0xFF  # NaNs
     ids, other = random_ids(80, seed=3), random_ids(70, seed=4)
     logits = bench.run(row(ids, 0, 80, [5, 3], state=2), row(other, 0, 70, [1, 2], "o", state=7))
     torch.testing.assert_close(logits[0], oracle_logits(model, ids)[-1], **CLOSE)

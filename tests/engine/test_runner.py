@@ -56,7 +56,7 @@ def test_broken_logits_end_their_own_row_only() -> None:
     good, bad = random_ids(70, seed=2), random_ids(10, seed=3)
     expected = bench.run(row(good, 0, 70, [0, 1]))[0].argmax()
     bench.run(row(bad, 0, 9, [2], samples=False))
-    bench.pages.tensor[2, 1, 0, 4] = torch.inf  # a key that overflowed
+    bench.pages.layers[1].keys.codes[2, 4] = torch.inf  # a key that overflowed
     bench.run(row(bad, 9, 10, [2], "bad"), row(good, 69, 70, [0, 1], "good"))
     assert bench.output.sampled["bad"].finish == "error"
     assert bench.output.sampled["bad"].tokens == ()
@@ -98,7 +98,7 @@ def test_offloaded_prefix_gives_the_same_answer(device: torch.device) -> None:
     other = random_ids(10, seed=5)
     bench.run(row(other, 0, 10, [9], "other"), transfers=stores)
     assert finish(bench) == [0, 1]
-    bench.pages.tensor[: bench.pages.count] = torch.nan
+    bench.pages.tensor[: bench.pages.count] = 0xFF  # NaNs
     loads = tuple(Transfer(2 + n, "load", page, store, places[n]) for n, page in enumerate([11, 3]))
     bench.run(row(other, 0, 10, [9], "other"), transfers=loads)
     assert finish(bench) == [2, 3]

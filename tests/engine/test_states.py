@@ -67,15 +67,15 @@ def test_layouts_that_differ_are_told_apart() -> None:
 
 
 def test_number_of_slots() -> None:
-    assert plan_states(EngineConfig(states=3), LAYOUT, CPU) == 3
-    assert plan_states(EngineConfig(max_running=10), LAYOUT, CPU) == 266
+    assert plan_states(EngineConfig(states=3), LAYOUT) == 3
+    assert plan_states(EngineConfig(max_running=10), LAYOUT) == 266
     large = StateLayout(48, 48, 128, 128, 3, 10240, 5120, torch.bfloat16)  # the 27B's
     assert large.state_bytes == pytest.approx(151e6 + 2.95e6 + 10240, rel=1e-3)
-    assert plan_states(EngineConfig(), large, CPU) == 2**30 // large.state_bytes == 6
+    assert plan_states(EngineConfig(), large) == 2**30 // large.state_bytes == 6
     huge = StateLayout(480, 48, 128, 128, 3, 10240, 5120, torch.bfloat16)
     with pytest.raises(SettingsError, match="SAMOVAR_STATES: 1073741824 bytes hold no state"):
-        plan_states(EngineConfig(), huge, CPU)
-    assert plan_states(EngineConfig(states=1), huge, CPU) == 1
+        plan_states(EngineConfig(), huge)
+    assert plan_states(EngineConfig(states=1), huge) == 1
 
 
 PAGES = KvLayout(layers=1, kv_heads=1, head_dim=8, dtype=torch.bfloat16)
@@ -160,7 +160,7 @@ def test_an_offloaded_checkpoint_gives_the_same_answer(device: torch.device) -> 
     other = random_ids(10, seed=5)
     bench.run(row(other, 0, 10, [9], "other", state=1), transfers=stores)
     assert finish(bench) == [0, 1]
-    bench.pages.tensor[: bench.pages.count] = torch.nan
+    bench.pages.tensor[: bench.pages.count] = 0xFF  # NaNs
     bench.states.tensor.fill_(0xFF)
     loads = (Transfer(2, "load", 11, store, block), Transfer(3, "load", 5, store, checkpoint, state=7))
     bench.output = bench.runner.run(ScheduledBatch(bench.output.step + 1, (), loads))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.attention import paged_attention, plan_attention
+from kernels.kv_codec import plain_layer
 from tests.devices import DEVICES
 
 PAGE = 4
@@ -49,7 +50,7 @@ def test_any_batch(device: torch.device, rows: list[tuple[int, int]], kv_heads: 
     q = torch.randn(sum(counts), kv_heads * group, dim, generator=generator)
 
     plan = plan_attention(counts, contexts, tables, PAGE, BLANK, device)
-    out = paged_attention(q.to(device), keys.to(device), values.to(device), plan, scale=0.3).cpu()
+    out = paged_attention(q.to(device), plain_layer(keys.to(device), values.to(device)), plan, scale=0.3).cpu()
 
     first = 0
     for count, context, table in zip(counts, contexts, tables, strict=True):

@@ -15,11 +15,9 @@ LAYOUT_VERSION = 1
 """Enters the fingerprint, so that a slot of another layout is never taken for ours: raise it with `StateLayout`'s."""
 
 _ALIGNMENT = 256
-_CHECKPOINTS = {"cpu": 256, "cuda": 1024}
+_CHECKPOINTS = 256
 """Slots wished for beside those of the running requests."""
-_CPU_BYTES = 2**30
-_CUDA_SHARE = 0.2
-"""Of the free memory, before the pages take theirs."""
+_HOST_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +117,14 @@ class StatePool:
             self.tensor[torch.tensor(slots, dtype=torch.int64).to(self.tensor.device)] = 0
 
 
-def plan_states(config: EngineConfig, layout: StateLayout, device: torch.device) -> int:
-    """How many slots the pool gets; to be asked when the weights are on the device and the pages are not. Raises
-    SettingsError."""
+def plan_states(config: EngineConfig, layout: StateLayout) -> int:
+    """How many slots the pool gets where no total is to be shared out (`memory_plan`). Raises SettingsError."""
     if config.states:
         return config.states
-    memory = int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE) if device.type == "cuda" else _CPU_BYTES
-    count = min(config.max_running + _CHECKPOINTS[device.type], memory // layout.state_bytes)
+    count = min(config.max_running + _CHECKPOINTS, _HOST_BYTES // layout.state_bytes)
     if count < 1:
         raise SettingsError(
-            f"{variable('states')}: {memory} bytes hold no state of this model, which takes {layout.state_bytes}; "
+            f"{variable('states')}: {_HOST_BYTES} bytes hold no state of this model, which takes {layout.state_bytes}; "
             "write 1 or more to take them nevertheless"
         )
     return count

@@ -43,7 +43,7 @@ def forward_context(
             pages.blank,
             device,
         ),
-        cache=pages.tensor,
+        cache=pages.layers,
         written=None if len(written) == len(positions) else written.to(device),
         pages=places.to(device),
         offsets=(positions[written] % BLOCK_TOKENS).to(device),

@@ -1,5 +1,6 @@
 """The parts of a decoder: plain tensors and the functions that use them. Attention and Block are the dense one's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from kernels import kv_codec, norm_rope
 from kernels.attention import AttentionPlan, paged_attention
+from kernels.kv_codec import LayerKv
 from kernels.linear import linear
 from kernels.state_plan import StatePlan
 from services.engine.model.config import ModelConfig
@@ -40,8 +42,8 @@ class ForwardContext:
     positions: Tensor
     """int64 [T], absolute in each token's sequence."""
     attention: AttentionPlan
-    cache: Tensor
-    """The page pool [pages, layers, 2 (K, V), page_tokens, kv_heads, head_dim]; written in place."""
+    cache: Sequence[LayerKv]
+    """The page pool, layer by layer; written in place."""
     written: Tensor | None
     """int64 [W]: the tokens whose K and V are written; None: all."""
     pages: Tensor
@@ -105,11 +107,11 @@ class RmsNorm:
 def cached_attention(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, context: ForwardContext) -> Tensor:
     """Writes this step's k and v [T, kv_heads, dim] to the pages as those of `layer` (counted among the layers that
     have K and V), then attends: q [T, heads, dim] -> the same shape."""
-    keys, values = context.cache[:, layer, 0], context.cache[:, layer, 1]
+    kv = context.cache[layer]
     if context.written is not None:
         k, v = k[context.written], v[context.written]
-    kv_codec.write(keys, values, k, v, context.pages, context.offsets)
-    return paged_attention(q, keys, values, context.attention, scale)
+    kv_codec.write(kv, k, v, context.pages, context.offsets)
+    return paged_attention(q, kv, context.attention, scale)
 
 
 class CentredRmsNorm(RmsNorm):

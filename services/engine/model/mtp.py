@@ -9,6 +9,7 @@ from torch import Tensor
 
 from services.engine.batch import Row
 from services.engine.cache.pages import KvLayout, KvPages
+from services.engine.config import KvFormat
 from services.engine.model.attention import GatedAttention
 from services.engine.model.context import begun_pages, forward_context
 from services.engine.model.layers import CentredRmsNorm, ForwardContext, Projection
@@ -21,10 +22,12 @@ class MtpHead:
     final norm, or the h' of the draft before; embedding and head are the decoder's. Its memory is not initialised:
     every slot must be filled before the first forward."""
 
-    def __init__(self, decoder: HybridDecoder) -> None:
+    def __init__(self, decoder: HybridDecoder, kv_format: KvFormat = "auto") -> None:
+        """`kv_format`: of the head's own K and V."""
         config = decoder.config
         empty = partial(torch.empty, dtype=decoder.dtype, device=decoder.device)
         self.decoder = decoder
+        self._kv_format: KvFormat = kv_format
         self._embedding_norm = CentredRmsNorm(config.hidden_size, config.rms_norm_eps, empty)
         self._hidden_norm = CentredRmsNorm(config.hidden_size, config.rms_norm_eps, empty)
         self._fc = Projection(2 * config.hidden_size, config.hidden_size, False, empty)
@@ -34,7 +37,7 @@ class MtpHead:
     @property
     def kv_layout(self) -> KvLayout:
         """Of the pages that the head's own K and V lie in."""
-        return replace(KvLayout.of(self.decoder.config, self.decoder.dtype), layers=1)
+        return replace(KvLayout.of(self.decoder.config, self.decoder.dtype, self._kv_format), layers=1)
 
     def slots(self) -> Iterator[Place]:
         """Everything that a checkpoint must bring."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.config import EngineConfig
+from services.engine.config import EngineConfig, KvFormat
 from services.engine.model.config import ModelError
 from services.engine.model.dense import DenseDecoder
 from services.engine.model.family import DecoderConfig, build_decoder
@@ -51,25 +51,29 @@ class LoadedModel:
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     """Raises ModelError when the model cannot be found, read or honoured, and torch.OutOfMemoryError or RuntimeError
     when the device has no room. Host memory beyond the weights themselves is bounded (tensors are read in pieces)."""
+    checkpoint, name = open_checkpoint(config, progress)
+    return load_checkpoint(checkpoint, name, config, progress)
+
+
+def open_checkpoint(config: EngineConfig, progress: Progress) -> tuple[QuantizedSource, str]:
+    """The model's files, after a download or packing where they are needed, and its own name. Raises ModelError."""
     device = resolve_device(config)  # a wrong setting comes out before a download
     progress(0.0, "finding the model")
     if config.recipe:
         located = packed_model(config.model, config.recipe, pack_folder(config.pack_dir), device, progress)
     else:
         located = resolve(config.model)
-    return load_checkpoint(open_model(located, device), located.name, config, progress)
+    return open_model(located, device), located.name
 
 
 def load_checkpoint(checkpoint: QuantizedSource, name: str, config: EngineConfig, progress: Progress) -> LoadedModel:
     """The same for a model that is found; `name`: its own."""
     device = resolve_device(config)
     dtype = resolve_dtype(config, device)
-    packed = config.weights == "packed" or (config.weights == "auto" and device.type == "cuda")
+    packed = stays_packed(config, device)
     # Before the weights: what is wrong with it comes out soon.
     bundle = checkpoint.bundle()
-    model = build_decoder(checkpoint.config, dtype, device)
-    mtp = _mtp_head(model, checkpoint)
-    places = _wanted([*model.slots(), *(mtp.slots() if mtp is not None else ())], checkpoint)
+    model, mtp, places = decoder_of(checkpoint, dtype, device, config.kv_format)
     with torch.inference_mode():
         bind(places, checkpoint, packed, device, lambda share, what: progress(0.95 * share, what))
     if isinstance(model, HybridDecoder):
@@ -77,7 +81,7 @@ def load_checkpoint(checkpoint: QuantizedSource, name: str, config: EngineConfig
         with torch.inference_mode():
             model.prepare()
     progress(0.95, "fingerprint")
-    model_fingerprint = fingerprint(checkpoint, dtype)
+    model_fingerprint = fingerprint(checkpoint, dtype, config.kv_format)
     progress(1.0, "loaded")
     return LoadedModel(
         name=config.model_name or name,
@@ -105,14 +109,29 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return _DTYPES[config.dtype]
 
 
-def _mtp_head(model: DenseDecoder | HybridDecoder, checkpoint: Checkpoint) -> MtpHead | None:
+def stays_packed(config: EngineConfig, device: torch.device) -> bool:
+    """Whether quantized weights keep their codes in memory."""
+    return config.weights == "packed" or (config.weights == "auto" and device.type == "cuda")
+
+
+def decoder_of(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kv_format: KvFormat = "auto"
+) -> tuple[DenseDecoder | HybridDecoder, MtpHead | None, list[Place]]:
+    """The decoder and its head for multi-token prediction, not filled yet, and the places that the checkpoint fills.
+    Raises ModelError when it holds more."""
+    model = build_decoder(checkpoint.config, dtype, device)
+    mtp = _mtp_head(model, checkpoint, kv_format)
+    return model, mtp, _wanted([*model.slots(), *(mtp.slots() if mtp is not None else ())], checkpoint)
+
+
+def _mtp_head(model: DenseDecoder | HybridDecoder, checkpoint: Checkpoint, kv_format: KvFormat) -> MtpHead | None:
     """The config decides, and many files lack the tensors that it announces."""
     if not isinstance(model, HybridDecoder) or not model.config.mtp:
         return None
     if _MTP_FIRST not in checkpoint.names():
         log.info("%s: the config names a head for multi-token prediction, the weights hold none", checkpoint.path)
         return None
-    return MtpHead(model)
+    return MtpHead(model, kv_format)
 
 
 def _wanted(places: Sequence[Place], checkpoint: Checkpoint) -> list[Place]:

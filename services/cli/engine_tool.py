@@ -1,18 +1,19 @@
-"""`samovar pack`: the engine's pack tool as a child process, since this one must do without torch."""
+"""`samovar pack` and `samovar plan`: the engine's tools as child processes, since this one must do without torch."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
-MODULE = "services.engine.weights.pack"
+MODULES = {"pack": "services.engine.weights.pack", "plan": "services.engine.plan"}
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(tool: Literal["pack", "plan"], arguments: Sequence[str]) -> int:
     """Returns the child's exit code; 128 + n where signal n ended it."""
     # As services.engine.assembly sets it for the engine: threads that spin slow all others down.
     environ = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    child = subprocess.Popen([sys.executable, "-m", MODULE, *arguments], env=environ)
+    child = subprocess.Popen([sys.executable, "-m", MODULES[tool], *arguments], env=environ)
     while True:
         try:
             code = child.wait()
