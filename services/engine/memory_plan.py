@@ -15,7 +15,8 @@ resumed at more places, of which the pages hold less."""
 STATES_A_SESSION = 2
 """One that the running request writes, and a checkpoint behind its last answer, without which the next turn would read
 the whole context again."""
-_HEADROOM_SHARE, _HEADROOM_LEAST = 0.02, 64 * 2**20
+_HEADROOM_SHARE, _HEADROOM_LEAST = 0.04, 64 * 2**20
+"""Generous, since what a step takes is read from the code and was not compared with a GPU's own count yet."""
 _WORK_SHARE = 0.15
 """Of what weights leave that a step may take beside what the smallest chunk takes."""
 LEAST_CONTEXT = 8192
