@@ -1,12 +1,13 @@
 """Paged attention on a GPU: the share of copy bandwidth of decode and verify, of the matrix rate of prefill.
 
-Random K and V in bfloat16, pages in random order, in a block-major pool of as many layers as it takes to outgrow the
-L2. Beside it torch's FlashAttention on K and V that were gathered before (the gathering is not counted).
+Random K and V, plain bfloat16 or coded, pages in random order, in a block-major pool of as many layers as it takes to
+outgrow the L2. The limit of decode and verify is what must be read: K and V, or their codes and scales. Beside plain
+ones torch's FlashAttention on K and V that were gathered before (the gathering is not counted).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
@@ -22,11 +23,16 @@ from kernels.attention.batch import PagedBatch
 from kernels.attention.decode import decode, decode_workspace
 from kernels.attention.launch import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
 from kernels.attention.prefill import prefill
+from kernels.attention.shapes import code_bits
+from kernels.kv_codec import KvForm, KvFormat, LayerKv, kv_form, layer_views, write
 
 PAGE = 64
 HEADS = {"27B": (24, 4), "35B-A3B": (16, 2)}
 DIM = 256
+CODED: list[KvFormat] = [name for name in get_args(KvFormat) if name not in ("auto", "bf16")]
 _SCALE = DIM**-0.5
+_DRAWN = 64
+"""Pages that are drawn and encoded; the pool repeats them."""
 _L2_TIMES = 3
 _LAUNCHES = 24
 """In a graph at least, so that its own start does not count."""
@@ -39,10 +45,15 @@ class Case:
     rows: int
     depth: int
     """Tokens that the last row sees."""
+    format: KvFormat = "auto"
+
+    @property
+    def form(self) -> KvForm:
+        return kv_form(self.format, torch.bfloat16)
 
     @property
     def kv_bytes(self) -> int:
-        return 2 * 2 * self.batch * self.depth * HEADS[self.model][1] * DIM
+        return self.batch * self.depth * HEADS[self.model][1] * self.form.row_bytes(DIM)
 
     @property
     def operations(self) -> int:
@@ -57,6 +68,9 @@ DECODE = [
     Case("27B", 8, 4, 8192),
     Case("27B", 1, 1, 262144),
     Case("35B-A3B", 1, 1, 98304),
+    *(Case("27B", 1, 1, 98304, name) for name in CODED),
+    *(Case("27B", batch, rows, 8192, name) for batch, rows in ((8, 1), (1, 4)) for name in ("fp8", "rk4v4-e8")),
+    *(Case("27B", 1, 8, 98304, name) for name in ("fp8", "rk4v4-e8")),
 ]
 PREFILL = [
     Case("27B", 1, 2048, 2048),
@@ -64,6 +78,7 @@ PREFILL = [
     Case("27B", 4, 512, 8192),
     Case("27B", 1, 2048, 98304),
     Case("35B-A3B", 1, 8192, 8192),
+    *(Case("27B", 1, 8192, 8192, name) for name in ("fp8", "int8", "rk4v4-e8")),
 ]
 
 
@@ -71,29 +86,29 @@ PREFILL = [
 class Data:
     q: Tensor
     """[batch * rows, heads, DIM]"""
-    pool: Tensor
-    """[pages, layers, 2, PAGE, kv_heads, DIM]"""
+    layers: list[LayerKv]
     batch: PagedBatch
     out: Tensor
-
-    @property
-    def layers(self) -> int:
-        return self.pool.shape[1]
-
-    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.pool[:, layer, 0], self.pool[:, layer, 1]
 
 
 def data_of(case: Case) -> Data:
     heads, kv_heads = HEADS[case.model]
     layers = max(2, _L2_TIMES * torch.cuda.get_device_properties(0).L2_cache_size // case.kv_bytes + 1)
     pages = -(-case.depth // PAGE)
-    pool = torch.empty(case.batch * pages, layers, 2, PAGE, kv_heads, DIM, dtype=torch.bfloat16, device="cuda")
+    layer_bytes = PAGE * kv_heads * case.form.row_bytes(DIM)
+    drawn = torch.empty(_DRAWN, layer_bytes, dtype=torch.uint8, device="cuda")
+    token = torch.arange(_DRAWN * PAGE, device="cuda")
+    k, v = torch.randn(2, len(token), kv_heads, DIM, device="cuda").to(torch.bfloat16)
+    write(layer_views(drawn, case.form, PAGE, kv_heads, DIM)[0], k, v, token // PAGE, token % PAGE)
+    pool = torch.empty(case.batch * pages, layers * layer_bytes, dtype=torch.uint8, device="cuda")
+    for layer in range(layers):
+        held = torch.arange(layer, layer + len(pool), device="cuda") % _DRAWN
+        pool[:, layer * layer_bytes : (layer + 1) * layer_bytes] = drawn[held]
     tables = torch.randperm(case.batch * pages).view(case.batch, pages).tolist()
     q = torch.randn(case.batch * case.rows, heads, DIM, device="cuda").to(torch.bfloat16)
     counts, contexts = [case.rows] * case.batch, [case.depth] * case.batch
     batch = PagedBatch.of(counts, contexts, tables, torch.device("cuda"))
-    return Data(q, pool.normal_(), batch, torch.empty_like(q))
+    return Data(q, layer_views(pool, case.form, PAGE, kv_heads, DIM), batch, torch.empty_like(q))
 
 
 def time_decode(case: Case, data: Data, launch: DecodeLaunch) -> float:
@@ -101,34 +116,32 @@ def time_decode(case: Case, data: Data, launch: DecodeLaunch) -> float:
     workspace = decode_workspace(len(data.q), data.q.shape[1], DIM, launch.splits, data.q.device)
 
     def of_layer(layer: int) -> None:
-        k, v = data.of_layer(layer)
-        decode(data.q, k, v, data.batch, _SCALE, launch, workspace, data.out, case.rows, case.depth)
+        decode(data.q, data.layers[layer], data.batch, _SCALE, launch, workspace, data.out, case.rows, case.depth)
 
-    return _layer_time(of_layer, data.layers)
+    return _layer_time(of_layer, len(data.layers))
 
 
 def time_prefill(case: Case, data: Data, launch: PrefillLaunch) -> float:
     """Seconds a layer."""
 
     def of_layer(layer: int) -> None:
-        k, v = data.of_layer(layer)
-        prefill(data.q, k, v, data.batch, _SCALE, launch, data.out, case.rows)
+        prefill(data.q, data.layers[layer], data.batch, _SCALE, launch, data.out, case.rows)
 
-    return _layer_time(of_layer, data.layers, 1)
+    return _layer_time(of_layer, len(data.layers), 1)
 
 
 def time_flash(case: Case, data: Data) -> float:
     """Seconds of torch's FlashAttention. Where no row may look at another (a decode step), the query heads that share
     a K/V head take the place of rows; otherwise each has a copy of K and V, which were made before."""
-    heads, kv_heads = data.q.shape[1], data.pool.shape[4]
+    heads, kv_heads = HEADS[case.model]
     group, pages = heads // kv_heads, data.batch.tables.long()
     copies = 1 if case.rows == 1 else group
     gathered = [
         [
-            kept[pages].flatten(1, 2)[:, : case.depth].transpose(1, 2).repeat_interleave(copies, 1)
-            for kept in data.of_layer(layer)
+            kept.codes[pages].flatten(1, 2)[:, : case.depth].transpose(1, 2).repeat_interleave(copies, 1)
+            for kept in (kv.keys, kv.values)
         ]
-        for layer in range(data.layers)
+        for kv in data.layers
     ]
     rows = data.q.view(case.batch, case.rows, heads, DIM)
     q = rows.view(case.batch, kv_heads, group, DIM) if case.rows == 1 else rows.transpose(1, 2)
@@ -138,7 +151,7 @@ def time_flash(case: Case, data: Data) -> float:
         scaled_dot_product_attention(q, *gathered[layer], attn_mask=seen, scale=_SCALE)
 
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return _layer_time(of_layer, data.layers, 1)
+        return _layer_time(of_layer, len(data.layers), 1)
 
 
 def _layer_time(of_layer: Callable[[int], object], layers: int, least: int = _LAUNCHES) -> float:
@@ -156,7 +169,12 @@ def chosen_decode(case: Case) -> DecodeLaunch:
     heads, kv_heads = HEADS[case.model]
     gpu = torch.cuda.get_device_properties(0)
     capability = torch.cuda.get_device_capability()
-    return decode_launch(case.rows, heads // kv_heads, DIM, 2, kv_heads, gpu.multi_processor_count, capability)
+    processors, bits = gpu.multi_processor_count, code_bits(case.form)
+    return decode_launch(case.rows, heads // kv_heads, DIM, 2, kv_heads, processors, capability, bits)
+
+
+def chosen_prefill(case: Case) -> PrefillLaunch:
+    return prefill_launch(DIM, 2, torch.cuda.get_device_capability(), code_bits(case.form))
 
 
 def main() -> None:
@@ -164,7 +182,7 @@ def main() -> None:
         print("no CUDA device: nothing measured")
         return
     device = torch.cuda.get_device_name()
-    table = Table("attention", "us", "share of the limit", "FlashAttention, us", title=f"{device}, bfloat16, a layer")
+    table = Table("attention", "us", "share of the limit", "FlashAttention, us", title=f"{device}, a layer")
     with torch.inference_mode():
         bandwidth, rate = copy_bandwidth(), matrix_rates()[0]
         entries = [
@@ -178,11 +196,14 @@ def main() -> None:
                 seconds, best = time_decode(case, data, chosen_decode(case)), case.kv_bytes / bandwidth
             else:
                 kind, best = "prefill", case.operations / rate
-                seconds = time_prefill(case, data, prefill_launch(DIM, 2, torch.cuda.get_device_capability()))
+                seconds = time_prefill(case, data, chosen_prefill(case))
             name = f"attention/{kind}/{case.model}/depth{case.depth}/batch{case.batch}/rows{case.rows}"
+            if case.format != "auto":
+                name += f"/{case.format}"
             entries.append(Entry(name, round(seconds * 1e6, 2), "us", round(best / seconds, 3), round(best * 1e6, 2)))
             peer = ""
-            if kind != "verify":  # which would need a copy of K and V for each query head
+            # Verify would need a copy of K and V for each query head.
+            if kind != "verify" and case.format == "auto":
                 try:
                     flash = time_flash(case, data)
                 except RuntimeError as error:  # a torch whose FlashAttention does not take this shape

@@ -10,26 +10,37 @@ from rich.console import Console
 from rich.table import Table
 from triton.runtime.errors import OutOfResources
 
-from bench.attention import DIM, Case, Data, chosen_decode, data_of, time_decode, time_prefill
+from bench.attention import Case, Data, chosen_decode, chosen_prefill, data_of, time_decode, time_prefill
 from bench.linear import copy_bandwidth, matrix_rates
-from kernels.attention.launch import DecodeLaunch, PrefillLaunch, prefill_launch
+from kernels.attention.launch import DecodeLaunch, PrefillLaunch
+from kernels.kv_codec import KvFormat
 
 L = TypeVar("L", DecodeLaunch, PrefillLaunch)
 
-DECODE = [Case("27B", 1, 1, 98304), Case("27B", 1, 1, 1024), Case("27B", 1, 4, 98304), Case("27B", 1, 8, 98304)]
-PREFILL = [Case("27B", 1, 8192, 8192), Case("27B", 1, 2048, 98304)]
+_FORMATS: tuple[KvFormat, ...] = ("fp8", "int8", "rk4v4-e8")
+DECODE = [
+    *(Case("27B", 1, 1, 98304), Case("27B", 1, 1, 1024), Case("27B", 1, 4, 98304), Case("27B", 1, 8, 98304)),
+    *(Case("27B", 1, rows, 98304, name) for name in _FORMATS for rows in (1, 8)),
+]
+PREFILL = [
+    *(Case("27B", 1, 8192, 8192), Case("27B", 1, 2048, 98304)),
+    *(Case("27B", 1, 8192, 8192, name) for name in _FORMATS),
+]
 _TILES = [(16, 4, 5), (32, 4, 2), (32, 4, 3), (32, 4, 4), (32, 8, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3)]
 """Tokens a round, warps, stages."""
 _PREFILL = [(128, 64, 8, 2), (128, 64, 8, 1), (128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 2), (64, 64, 4, 1),
-            (64, 64, 4, 2), (64, 64, 8, 2)]  # fmt: skip
+            (64, 64, 4, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2)]  # fmt: skip
 
 
 def decode_launches(case: Case) -> list[DecodeLaunch]:
     chosen = chosen_decode(case)
-    smaller = [chosen.block_m // 2] if chosen.block_m > 16 else []
+    bulk = (False, True) if case.format == "auto" else (False,)
+    others = [chosen.block_m // 2] if chosen.block_m > 16 else []
+    if case.format != "auto" and case.rows > 1:
+        others.append(chosen.block_m * 2)
     return [
         replace(chosen, block_m=block_m, block_n=block_n, warps=warps, stages=stages, tma=tma)
-        for block_m, (block_n, warps, stages), tma in product([chosen.block_m, *smaller], _TILES, (False, True))
+        for block_m, (block_n, warps, stages), tma in product([chosen.block_m, *others], _TILES, bulk)
     ]
 
 
@@ -68,10 +79,9 @@ def main() -> None:
             fastest = measured(case, data, decode_launches(case), time_decode, best)
             measured(case, data, split_launches(fastest), time_decode, best)
             del data
-        chosen = prefill_launch(DIM, 2, torch.cuda.get_device_capability())
         others = [PrefillLaunch(*tile, tma=tma) for tile in _PREFILL for tma in (False, True)]
         for case in PREFILL:
-            measured(case, data_of(case), [chosen, *others], time_prefill, case.operations / rate)
+            measured(case, data_of(case), [chosen_prefill(case), *others], time_prefill, case.operations / rate)
 
 
 if __name__ == "__main__":

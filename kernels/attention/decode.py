@@ -12,7 +12,8 @@ from torch import Tensor
 from kernels.attention import triton as kernels
 from kernels.attention.batch import PagedBatch
 from kernels.attention.launch import DecodeLaunch
-from kernels.attention.shapes import LOG2_E, Pool, check_shapes, wide
+from kernels.attention.shapes import LOG2_E, Pool, check_shapes, row_codec, wide
+from kernels.kv_codec import LayerKv
 
 _decode: Any = kernels.decode
 _combine: Any = kernels.combine
@@ -28,8 +29,7 @@ def decode_workspace(rows: int, heads: int, head_dim: int, splits: int, device: 
 
 def decode(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: LayerKv,
     batch: PagedBatch,
     scale: float,
     launch: DecodeLaunch,
@@ -40,37 +40,43 @@ def decode(
 ) -> None:
     """Causal attention as `kernels.attention.paged_attention` has it, into `out`.
 
-    q [T, heads, head_dim] and out like it, both of any strides but the last's; keys, values [pages, page_tokens,
-    kv_heads, head_dim] of q's dtype (bfloat16, float16 or float32), with equal strides, which hold the K and V of these
-    queries already. head_dim and page_tokens are powers of two, 16 at least. scale > 0. `rows`: no sequence has more
-    queries, `longest`: nor more tokens; all else is read on the device, so a captured launch serves every batch within
-    these bounds. Rows of `out` that belong to no sequence stay as they are.
+    q [T, heads, head_dim] and out like it, of bfloat16, float16 or float32, both of any strides but the last's. kv
+    holds the K and V of these queries already: plain ones of q's dtype, with equal strides, or codes and scales as
+    `layer_views` lays them, which are read once and nothing beside them. head_dim and page_tokens are powers of two, 16
+    at least. scale > 0. `rows`: no sequence has more queries, `longest`: nor more tokens; all else is read on the
+    device, so a captured launch serves every batch within these bounds. Rows of `out` that belong to no sequence stay
+    as they are.
 
     What lies in the pages behind a sequence's end is not used, be it NaN. Equal calls give equal bits, and so does a
     sequence beside any others, as long as the launch is the same. Raises ValueError for what does not fit together.
     """
     heads, dim = q.shape[1:]
-    group = check_shapes(q, keys, values, out, launch.block_n)
+    group = check_shapes(q, kv, out, launch.block_n)
     cells = len(q) * heads * launch.splits
     if workspace.numel() < cells * (dim + 1) or workspace.dtype != torch.float32:
         raise ValueError(f"a workspace of {workspace.numel()} numbers; {cells * (dim + 1)} are needed")
     if not len(batch.first) or not len(q):
         return
     partial, weight = workspace[: cells * dim], workspace[cells * dim :]
-    page = keys.shape[1]
-    pool = Pool.of(keys, values, launch.block_n, launch.tma)
+    page, kv_heads = kv.keys.codes.shape[1:3]
+    pool = Pool.of(kv, launch.block_n, launch.tma)
+    keys, key_dims = row_codec(kv.keys.codec, dim)
+    values, value_dims = row_codec(kv.values.codec, dim)
     blocks = -(-rows * group // launch.block_m)
     splits = max(1, min(launch.splits, -(-longest // (page * launch.least_pages))))
     pdl = {"launch_pdl": True} if launch.pdl and q.is_cuda else {}
-    _decode[(splits * blocks, keys.shape[2], len(batch.first))](
-        q, pool.keys, pool.values, partial, weight, batch.first, batch.counts, batch.contexts, batch.tables,
-        scale * LOG2_E, q.stride(0), q.stride(1), pool.page_stride, *keys.stride()[1:3], batch.tables.stride(0), blocks,
-        launch.splits, GROUP=group, D=dim, PAGE=page, BM=launch.block_m, BN=launch.block_n, LEAST=launch.least_pages,
-        STAGES=launch.stages, WIDE=wide(q), TMA=pool.described, PDL=bool(pdl), num_warps=launch.warps, **pdl,
+    _decode[(splits * blocks, kv_heads, len(batch.first))](
+        q, pool.keys, pool.key_scales, pool.values, pool.value_scales, partial, weight, batch.first, batch.counts,
+        batch.contexts, batch.tables, scale * LOG2_E, q.stride(0), q.stride(1), pool.page_stride, pool.token_stride,
+        pool.head_stride, batch.tables.stride(0), blocks, launch.splits, GROUP=group, D=dim, PAGE=page,
+        BM=launch.block_m, BN=launch.block_n, LEAST=launch.least_pages, STAGES=launch.stages, KEYS=keys,
+        KEY_DIMS=key_dims, VALUES=values, VALUE_DIMS=value_dims, HALF=q.dtype == torch.float16, WIDE=wide(q),
+        TMA=pool.described, ROTATED=kv.form.rotated, PDL=bool(pdl), num_warps=launch.warps, **pdl,
     )  # fmt: skip
     columns = min(dim, _COLUMNS)
     _combine[(dim // columns, rows * heads, len(batch.first))](
         partial, weight, batch.first, batch.counts, batch.contexts, out, heads, out.stride(0), out.stride(1),
         launch.splits, D=dim, BD=columns, PAGE=page, LEAST=launch.least_pages,
-        MOST=1 << (launch.splits - 1).bit_length(), CHUNK=_CHUNK, PDL=bool(pdl), num_warps=4, **pdl,
+        MOST=1 << (launch.splits - 1).bit_length(), CHUNK=_CHUNK, ROTATED=kv.form.rotated, PDL=bool(pdl),
+        num_warps=4, **pdl,
     )  # fmt: skip

@@ -41,10 +41,18 @@ class PrefillLaunch:
 
 
 def decode_launch(
-    rows: int, group: int, head_dim: int, itemsize: int, kv_heads: int, processors: int, capability: tuple[int, int]
+    rows: int,
+    group: int,
+    head_dim: int,
+    itemsize: int,
+    kv_heads: int,
+    processors: int,
+    capability: tuple[int, int],
+    code_bits: int | None = None,
 ) -> DecodeLaunch:
     """rows: the most of a sequence in the batch, 1 to ROWS. group: query heads that share a K/V head. itemsize: bytes
-    of a number of the pages. processors: multiprocessors. Splits do not depend on `rows`."""
+    of a number of q, and of plain pages. processors: multiprocessors. code_bits: of a dim in coded pages, those of K or
+    V that are fewer; None: plain pages. Splits do not depend on `rows`."""
     roomy = capability[0] in (9, 10)  # 227 KiB of shared memory, against 99 on consumer GPUs
     head_bytes = head_dim * itemsize
     block_m = min(max(16, 1 << (rows * group - 1).bit_length()), 64 if itemsize == 2 else 16)
@@ -52,20 +60,33 @@ def decode_launch(
     stages = (4 if block_m == 16 else 3) if roomy else (3 if block_m < 64 else 2)
     # Two programs a multiprocessor for one sequence, rounded down: 64 splits are one round of `combine`, 66 are two.
     splits = min(128, max(16, 2 * processors // kv_heads // 16 * 16))
+    pdl = capability >= (9, 0)
+    if code_bits is not None and itemsize == 2:
+        # Decoding takes registers, so more queries than 32 read the codes again, out of the L2.
+        block_m = min(block_m, 32)
+        warps = 8 if (block_m == 32 and code_bits <= 4) or (block_m == 16 and roomy and code_bits == 8) else 4
+        return DecodeLaunch(block_m, 32, warps, 4 if roomy else 3, splits, pdl=pdl)
     return DecodeLaunch(
         block_m,
         block_n,
         8 if block_m == 64 else 4,
         stages,
         splits,
-        tma=roomy and itemsize == 2,
-        pdl=capability >= (9, 0),
+        tma=roomy and itemsize == 2 and code_bits is None,
+        pdl=pdl,
     )
 
 
-def prefill_launch(head_dim: int, itemsize: int, capability: tuple[int, int]) -> PrefillLaunch:
+def prefill_launch(
+    head_dim: int, itemsize: int, capability: tuple[int, int], code_bits: int | None = None
+) -> PrefillLaunch:
+    """As in decode_launch."""
     if itemsize == 4:
         return PrefillLaunch(16 if head_dim > 128 else 32, 16, 4, 2)
+    if code_bits is not None:
+        if capability[0] in (9, 10):
+            return PrefillLaunch(128, 32, 8, 2)
+        return PrefillLaunch(32, 32, 4, 2) if code_bits <= 4 else PrefillLaunch(64, 32, 8, 2)
     if capability[0] in (9, 10):
         return PrefillLaunch(128, 64, 8, 2, tma=True)
     return PrefillLaunch(64, 32 if head_dim > 128 else 64, 8 if head_dim > 128 else 4, 2)

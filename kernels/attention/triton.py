@@ -2,14 +2,28 @@
 """The kernels; `decode` and `prefill` start them and say what they do.
 
 A tile of queries holds some positions times the query heads that share a K/V head, so that these read K and V once.
-Scores are kept in units of log2: `scale` has the factor log2(e) in it. keys and values point to pages, or with TMA they
-are tensor descriptors of the pool (`tiles.described_tile`), and `page_stride` counts rows of them.
+Scores are kept in units of log2: `scale` has the factor log2(e) in it.
+
+KEYS and VALUES name the row codecs, with a scale for each KEY_DIMS and VALUE_DIMS dims. Plain keys and values point to
+pages, or with TMA they are tensor descriptors of the pool (`tiles.described_tile`), and `page_stride` counts rows of
+them. Otherwise they point to codes, beside which are scales, `page_stride` counts 32-bit words, and the other strides
+are not used. ROTATED: K and V are rotated in the pages, so `decode` rotates the queries and `combine` the output;
+`prefill` takes and gives rotated ones.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.attention.tiles import described_tile, plain_tile
+from kernels.attention.tiles import (
+    coded_tile,
+    described_tile,
+    from_tile_order,
+    plain_tile,
+    signs,
+    tile_scales,
+    to_rotated_tile_order,
+    to_tile_order,
+)
 
 _NOTHING = tl.constexpr(-1.0e30)
 """Below every score, yet finite: a query that sees no token of a tile gets weights of 0 there, not NaN."""
@@ -23,10 +37,11 @@ def split_count(pages, splits, LEAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["table_stride", "blocks", "splits"])
 def decode(
-    q_ptr, keys, values, partial_ptr, weight_ptr, first_ptr, count_ptr, context_ptr, table_ptr, scale,
-    q_row_stride, q_head_stride, page_stride, token_stride, head_stride, table_stride, blocks, splits,
+    q_ptr, keys, key_scales, values, value_scales, partial_ptr, weight_ptr, first_ptr, count_ptr, context_ptr,
+    table_ptr, scale, q_row_stride, q_head_stride, page_stride, token_stride, head_stride, table_stride, blocks, splits,
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
-    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, ROTATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (splits * blocks, kv_heads, sequences). partial [T, heads, splits, D]: the attention to the tokens of one
     split alone; weight [T, heads, splits]: log2 of the sum of their exponentials."""
@@ -47,21 +62,24 @@ def decode(
     row = tl.load(first_ptr + sequence).to(tl.int64) + m // GROUP
     head = kv_head * GROUP + m % GROUP
     asked = m < count * GROUP
-    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, D, WIDE)
+    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS, D, WIDE, ROTATED)
     position = tl.minimum(context - count + m // GROUP, context - 1)
     table_ptr += sequence.to(tl.int64) * table_stride
     first = split * pages // parts * (PAGE // BN)
     last = tl.minimum((split + 1) * pages // parts * (PAGE // BN), (context + BN - 1) // BN)
     seen_by_all = tl.minimum(tl.maximum((context - count + 1) // BN, first), last)
     acc, peak, total = _attend(
-        q, first, seen_by_all, last, position, context, keys, values, table_ptr, kv_head, scale,
-        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA,
+        q, first, seen_by_all, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head,
+        scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
+        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     place = (row * (tl.num_programs(1) * GROUP) + head) * splits + split
     tl.store(weight_ptr + place, peak + tl.log2(total), mask=asked)
-    acc /= tl.where(total > 0, total, 1.0)[:, None]  # the split may lie behind a query altogether
+    acc = (
+        from_tile_order(acc, VALUES) / tl.where(total > 0, total, 1.0)[:, None]
+    )  # the split may lie behind a query altogether
     tl.store(partial_ptr + place[:, None] * D + tl.arange(0, D)[None, :], acc, mask=asked[:, None])
 
 
@@ -69,7 +87,7 @@ def decode(
 def combine(
     partial_ptr, weight_ptr, first_ptr, count_ptr, context_ptr, out_ptr, heads, out_row_stride, out_head_stride, splits,
     D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    CHUNK: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, ROTATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (D / BD, rows * heads, sequences): out [T, heads, D], the splits weighted and added in their order. MOST:
     `splits`, rounded up to a power of two."""
@@ -98,16 +116,21 @@ def combine(
         acc += tl.sum(weight[:, None] * attended, 0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+    if ROTATED:
+        places = tl.arange(0, BD)
+        tl.static_assert(BD == 64)
+        acc = tl.sum(acc[:, None] * signs(places, places), 0) / 8
     target = out_ptr + row * out_row_stride + head * out_head_stride + d
     tl.store(target, (acc / whole).to(out_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def prefill(
-    q_ptr, keys, values, out_ptr, first_ptr, count_ptr, context_ptr, table_ptr, scale,
+    q_ptr, keys, key_scales, values, value_scales, out_ptr, first_ptr, count_ptr, context_ptr, table_ptr, scale,
     q_row_stride, q_head_stride, out_row_stride, out_head_stride, page_stride, token_stride, head_stride, table_stride,
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of queries, kv_heads, sequences)."""
     kv_head = tl.program_id(1)
@@ -121,53 +144,66 @@ def prefill(
     row = tl.load(first_ptr + sequence).to(tl.int64) + m // GROUP
     head = kv_head * GROUP + m % GROUP
     asked = m < count * GROUP
-    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, D, WIDE)
+    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS, D, WIDE, False)
     past = context - count
     position = tl.minimum(past + m // GROUP, context - 1)
     table_ptr += sequence.to(tl.int64) * table_stride
     seen_by_all = (past + start // GROUP + 1) // BN
     last = tl.minimum(past + (start + BM - 1) // GROUP, context - 1) // BN + 1
     acc, _, total = _attend(
-        q, 0, seen_by_all, last, position, context, keys, values, table_ptr, kv_head, scale,
-        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA,
+        q, 0, seen_by_all, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head,
+        scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
+        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA,
     )  # fmt: skip
     target = out_ptr + (row * out_row_stride + head * out_head_stride)[:, None] + tl.arange(0, D)[None, :]
+    acc = from_tile_order(acc, VALUES)
     tl.store(target, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asked[:, None])
 
 
 @triton.jit
-def _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, D: tl.constexpr, WIDE: tl.constexpr):
-    """[BM, D]; zero where nothing is asked."""
+def _queries(
+    q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    ROTATED: tl.constexpr,
+):  # fmt: skip
+    """[BM, D], the dims in the order of the tiles of K; zero where nothing is asked."""
     place = (row * q_row_stride + head * q_head_stride)[:, None] + tl.arange(0, D)[None, :]
     q = tl.load(q_ptr + place, mask=asked[:, None], other=0.0)
-    return q.to(tl.float32) if WIDE else q
+    if ROTATED:
+        return to_rotated_tile_order(q, KEYS, WIDE)
+    else:
+        return to_tile_order(q.to(tl.float32) if WIDE else q, KEYS)
 
 
 @triton.jit
 def _attend(
-    q, first, seen_by_all, last, position, context, keys, values, table_ptr, kv_head, scale,
+    q, first, seen_by_all, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head, scale,
     page_stride, token_stride, head_stride, BM: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of BN tokens, of which every query sees those before `seen_by_all`."""
     acc = tl.zeros((BM, D), tl.float32)
     peak = tl.full((BM,), _NOTHING, tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc, peak, total = _walk(
-        q, acc, peak, total, first, seen_by_all, position, context, keys, values, table_ptr, kv_head,
-        scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA, False,
+        q, acc, peak, total, first, seen_by_all, position, context, keys, key_scales, values, value_scales,
+        table_ptr, kv_head, scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
+        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA, False,
     )  # fmt: skip
     return _walk(
-        q, acc, peak, total, seen_by_all, last, position, context, keys, values, table_ptr, kv_head,
-        scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA, True,
+        q, acc, peak, total, seen_by_all, last, position, context, keys, key_scales, values, value_scales,
+        table_ptr, kv_head, scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
+        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA, True,
     )  # fmt: skip
 
 
 @triton.jit
 def _walk(
-    q, acc, peak, total, first, last, position, context, keys, values, table_ptr, kv_head,
+    q, acc, peak, total, first, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head,
     scale, page_stride, token_stride, head_stride, BM: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BN: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of BN tokens, added to the running softmax (Dao 2023, FlashAttention-2, algorithm 1).
 
@@ -186,11 +222,18 @@ def _walk(
         token = tile * BN + tl.arange(0, BN)
         if TMA:
             k = described_tile(keys, page, start, token < context, kv_head, page_stride, BN, D, False)
-        else:
+        elif KEYS == "plain":
             k = plain_tile(
                 keys, page, start, token < context, kv_head, page_stride, token_stride, head_stride, BN, D, MASKED
             )
+        else:
+            k_scales = tile_scales(key_scales, page, start, kv_head, page_stride, KEYS, D // KEY_DIMS, PAGE, BN)
+            k = coded_tile(
+                keys, k_scales, page, start, kv_head, page_stride, KEYS, KEY_DIMS < D, HALF, not WIDE, PAGE, BN, D
+            )
         scores = _dot(q, tl.trans(k.to(tl.float32) if WIDE else k), tl.zeros((BM, BN), tl.float32), WIDE)
+        if KEY_DIMS == D:  # one scale a token
+            scores *= k_scales.reshape(BN)[None, :]
         if MASKED:
             scores = tl.where(token[None, :] <= position[:, None], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1) * scale)
@@ -200,10 +243,22 @@ def _walk(
         acc *= faded[:, None]
         if TMA:
             v = described_tile(values, page, start, token < context, kv_head, page_stride, BN, D, MASKED)
-        else:
+        elif VALUES == "plain":
             v = plain_tile(
                 values, page, start, token < context, kv_head, page_stride, token_stride, head_stride, BN, D, MASKED
             )
+        else:
+            v_scales = tile_scales(value_scales, page, start, kv_head, page_stride, VALUES, D // VALUE_DIMS, PAGE, BN)
+            # One scale a token goes on the weights; but in float16 small ones would come close to its smallest number.
+            SCALED: tl.constexpr = VALUE_DIMS < D or HALF
+            v = coded_tile(
+                values, v_scales, page, start, kv_head, page_stride, VALUES, SCALED, HALF, not WIDE, PAGE, BN, D
+            )
+            if MASKED:
+                v = tl.where((token < context)[:, None], v, 0.0)
+            if not SCALED:
+                factors = v_scales.reshape(BN)
+                weights *= (tl.where(token < context, factors, 0.0) if MASKED else factors)[None, :]
         acc = _dot(weights if WIDE else weights.to(v.dtype), v.to(tl.float32) if WIDE else v, acc, WIDE)
         peak = higher
     return acc, peak, total

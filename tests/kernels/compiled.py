@@ -59,11 +59,11 @@ def usage(compiled: Any) -> dict[str, int]:
     return {**found, "SHARED": compiled.metadata.shared}
 
 
-def run_interpreted(module: str) -> None:
-    """`module` as a program, which says "all right" when it is: a process of its own, since TRITON_INTERPRET is read
-    when kernels are defined."""
+def run_interpreted(module: str, *arguments: str) -> None:
+    """`module` as a program with these arguments, which says "all right" when it is: a process of its own, since
+    TRITON_INTERPRET is read when kernels are defined."""
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, *arguments],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from kernels.attention.batch import PagedBatch
 from kernels.attention.decode import decode, decode_workspace
 from kernels.attention.launch import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
 from kernels.attention.prefill import prefill
-from kernels.attention.shapes import Pool
+from kernels.attention.shapes import Pool, code_bits, row_codec
+from kernels.kv_codec import KvForm, KvFormat, LayerKv, kv_form, layer_views, plain_form, plain_layer
 from tests.kernels.compiled import SHARED_LIMIT, resources, run_interpreted
-from tests.kernels.paged_sequences import PagedSequences, paged_sequences
+from tests.kernels.paged_sequences import LAYER, POISON, PagedSequences, paged_sequences
 
 PAGE = 64
 INTEGERS = dict.fromkeys(("first_ptr", "count_ptr", "context_ptr", "table_ptr"), "*i32")
@@ -23,43 +25,88 @@ ROOM = {80: 163 * 1024, 89: SHARED_LIMIT, 90: 227 * 1024, 120: SHARED_LIMIT}
 """Shared memory of a block."""
 
 
+CODED: list[KvFormat] = [name for name in get_args(KvFormat) if name not in ("auto", "bf16")]
+PLAIN = plain_form(torch.bfloat16)
+
+
 def test_interpreted() -> None:
     """Lengths about the page and 4097, ragged rows, poisoned pages; see `interpreted_attention`."""
     run_interpreted("tests.kernels.interpreted_attention")
 
 
-def pool_pointers(launch: DecodeLaunch | PrefillLaunch, dim: int) -> dict[str, str]:
-    kind = f"tensordesc<bf16[{launch.block_n}, {dim}]>" if launch.tma else "*bf16"
-    return {"q_ptr": "*bf16", "keys": kind, "values": kind, **INTEGERS, "scale": "fp32"}
+def test_interpreted_coded() -> None:
+    """Every format is read as its codec decodes it."""
+    run_interpreted("tests.kernels.interpreted_attention", *CODED)
+
+
+def constants_of(form: KvForm, launch: DecodeLaunch | PrefillLaunch, dim: int) -> dict[str, object]:
+    keys, key_dims = row_codec(form.keys, dim)
+    values, value_dims = row_codec(form.values, dim)
+    tile = {"GROUP": 6, "D": dim, "PAGE": PAGE, "BM": launch.block_m, "BN": launch.block_n, "STAGES": launch.stages}
+    codecs = {"KEYS": keys, "KEY_DIMS": key_dims, "VALUES": values, "VALUE_DIMS": value_dims}
+    return {**tile, **codecs, "HALF": False, "WIDE": False, "TMA": launch.tma}
+
+
+def pointers_of(form: KvForm, launch: DecodeLaunch | PrefillLaunch, dim: int) -> dict[str, str]:
+    """Codes are bytes, scales float16 or bytes; in the kernel all of them are words."""
+    plain = f"tensordesc<bf16[{launch.block_n}, {dim}]>" if launch.tma else "*bf16"
+    kind = plain if form is PLAIN else "*u8"
+    scales = {"key_scales": "*u8", "value_scales": "*u8"}
+    return {"q_ptr": "*bf16", "keys": kind, "values": kind, **scales, **INTEGERS, "scale": "fp32"}
+
+
+def decode_resources(form: KvForm, rows: int, capability: int) -> dict[str, int]:
+    """27B."""
+    launch = decode_launch(rows, 6, 256, 2, 4, 128, divmod(capability, 10), code_bits(form))
+    constants = {
+        **constants_of(form, launch, 256),
+        "LEAST": launch.least_pages,
+        "PDL": launch.pdl,
+        "ROTATED": form.rotated,
+    }
+    pointers = {**pointers_of(form, launch, 256), "partial_ptr": "*fp32", "weight_ptr": "*fp32"}
+    return resources(kernels.decode, constants, pointers, capability, launch.warps)
 
 
 @pytest.mark.parametrize(("rows", "capability"), [*((1, capability) for capability in CAPABILITIES), (8, 90), (8, 120)])
 def test_decode_compiled_ahead_of_time(rows: int, capability: int) -> None:
     """27B: no registers are spilled, and shared memory suffices."""
-    launch = decode_launch(rows, 6, 256, 2, 4, 128, divmod(capability, 10))
-    tile = {"GROUP": 6, "D": 256, "PAGE": PAGE, "BM": launch.block_m, "BN": launch.block_n, "STAGES": launch.stages}
-    constants = {**tile, "LEAST": launch.least_pages, "WIDE": False, "TMA": launch.tma, "PDL": launch.pdl}
-    pointers = {**pool_pointers(launch, 256), "partial_ptr": "*fp32", "weight_ptr": "*fp32"}
-    used = resources(kernels.decode, constants, pointers, capability, launch.warps)
+    used = decode_resources(PLAIN, rows, capability)
     assert (used["STACK"], used["LOCAL"]) == (0, 0)
     assert used["SHARED"] <= ROOM[capability]
 
 
+@pytest.mark.parametrize(("name", "rows", "capability"), [("rk4v4-e8", 1, 90), ("int8", 8, 120)])
+def test_coded_decode_compiled_ahead_of_time(name: KvFormat, rows: int, capability: int) -> None:
+    used = decode_resources(kv_form(name, torch.bfloat16), rows, capability)
+    assert (used["STACK"], used["LOCAL"]) == (0, 0)
+    assert used["SHARED"] <= ROOM[capability]
+
+
+def prefill_resources(form: KvForm, capability: int) -> dict[str, int]:
+    """27B."""
+    launch = prefill_launch(256, 2, divmod(capability, 10), code_bits(form))
+    pointers = {**pointers_of(form, launch, 256), "out_ptr": "*bf16"}
+    return resources(kernels.prefill, constants_of(form, launch, 256), pointers, capability, launch.warps)
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_prefill_compiled_ahead_of_time(capability: int) -> None:
-    launch = prefill_launch(256, 2, divmod(capability, 10))
-    tile = {"GROUP": 6, "D": 256, "PAGE": PAGE, "BM": launch.block_m, "BN": launch.block_n, "STAGES": launch.stages}
-    constants = {**tile, "WIDE": False, "TMA": launch.tma}
-    used = resources(
-        kernels.prefill, constants, {**pool_pointers(launch, 256), "out_ptr": "*bf16"}, capability, launch.warps
-    )
+    used = prefill_resources(PLAIN, capability)
     # The addresses of the output, which wait in the stack while the loop runs.
     assert used["STACK"] <= 128
     assert used["SHARED"] <= ROOM[capability]
 
 
+@pytest.mark.parametrize(("name", "capability"), [("rk4v4-e8", 120)])
+def test_coded_prefill_compiled_ahead_of_time(name: KvFormat, capability: int) -> None:
+    used = prefill_resources(kv_form(name, torch.bfloat16), capability)
+    assert used["STACK"] <= 256
+    assert used["SHARED"] <= ROOM[capability]
+
+
 def test_combine_compiled_ahead_of_time() -> None:
-    constants = {"D": 256, "BD": 64, "PAGE": PAGE, "LEAST": 1, "MOST": 64, "CHUNK": 64, "PDL": True}
+    constants = {"D": 256, "BD": 64, "PAGE": PAGE, "LEAST": 1, "MOST": 64, "CHUNK": 64, "ROTATED": True, "PDL": True}
     pointers = {**INTEGERS, "partial_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
     assert resources(kernels.combine, constants, pointers, 90, 4)["STACK"] == 0
 
@@ -73,40 +120,59 @@ def test_launches() -> None:
         assert launch.tma is launch.pdl is (capability == (9, 0)) or capability == (12, 0)
     assert decode_launch(1, 8, 256, 2, 2, 132, (9, 0)).splits == 128
     assert decode_launch(16, 2, 64, 4, 2, 28, (8, 6)).block_m == 16
+    for name in CODED:
+        bits = code_bits(kv_form(name, torch.bfloat16))
+        coded = decode_launch(16, 6, 256, 2, 4, 132, (9, 0), bits)
+        assert (coded.splits, coded.block_m, coded.tma) == (64, 32, False)
+        assert PAGE % prefill_launch(256, 2, (9, 0), bits).block_n == 0
 
 
 def test_descriptors_only_where_they_can_be() -> None:
     pool = torch.empty(4, 3, 2, 16, 2, 32, dtype=torch.bfloat16)
     keys, values = pool[:, 1, 0], pool[:, 1, 1]
-    described = Pool.of(keys, values, 16, tma=True)
+
+    def of(keys: Tensor, values: Tensor, tma: bool = True) -> Pool:
+        return Pool.of(plain_layer(keys, values), 16, tma)
+
+    described = of(keys, values)
     assert (described.described, described.page_stride) == (True, 3 * 2 * 16)
     assert described.keys.shape == [3 * 96 + 16, 64]
-    assert Pool.of(keys, values, 16, tma=False).page_stride == pool.stride(0)
-    assert not Pool.of(keys[:, :, :, ::2], values[:, :, :, ::2], 16, tma=True).described
+    assert of(keys, values, tma=False).page_stride == pool.stride(0)
+    assert not of(keys[:, :, :, ::2], values[:, :, :, ::2]).described
     by_head = torch.empty(2, 4, 2, 16, 32, dtype=torch.bfloat16).transpose(2, 3)
-    assert not Pool.of(by_head[0], by_head[1], 16, tma=True).described
+    assert not of(by_head[0], by_head[1]).described
+    form = kv_form("int8", torch.bfloat16)
+    coded = Pool.of(layer_views(torch.empty(4, 3 * 16 * 2 * 2 * 66, dtype=torch.uint8), form, 16, 2, 64)[1], 16, True)
+    assert (coded.described, coded.page_stride) == (False, 3 * 16 * 66)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     case = paged_sequences((1,), (5,), 4, 2, 16, torch.float32)
+    keys, values = case.kv.keys.codes, case.kv.values.codes
     launch, out = DecodeLaunch(16, 32, 4, 2, 4), torch.empty_like(case.q)
     workspace = decode_workspace(len(case.q), 4, 16, 4, out.device)
 
-    def run(q: Tensor, keys: Tensor, values: Tensor, space: Tensor = workspace, launch: DecodeLaunch = launch) -> None:
-        decode(q, keys, values, case.batch, case.scale, launch, space, out, 1, 5)
+    def run(q: Tensor, kv: LayerKv, space: Tensor = workspace, launch: DecodeLaunch = launch) -> None:
+        decode(q, kv, case.batch, case.scale, launch, space, out, 1, 5)
 
     with pytest.raises(ValueError, match=r"torch\.float16"):
-        run(case.q, case.keys.half(), case.values.half())
+        run(case.q, plain_layer(keys.half(), values.half()))
     with pytest.raises(ValueError, match="heads x 16"):
-        run(case.q, case.keys, case.values, launch=replace(launch, block_n=128))
-    with pytest.raises(ValueError, match="V "):
-        run(case.q, case.keys, case.values.contiguous())
+        run(case.q, case.kv, launch=replace(launch, block_n=128))
+    with pytest.raises(ValueError, match="of V "):
+        run(case.q, plain_layer(keys, values.contiguous()))
     with pytest.raises(ValueError, match="workspace"):
-        run(case.q, case.keys, case.values, workspace[1:])
-    with pytest.raises(ValueError, match="follow each other"):
-        run(case.q.transpose(1, 2).contiguous().transpose(1, 2), case.keys, case.values)
+        run(case.q, case.kv, workspace[1:])
+    with pytest.raises(ValueError, match="of strides"):
+        run(case.q.transpose(1, 2).contiguous().transpose(1, 2), case.kv)
     with pytest.raises(ValueError, match="queries of contexts"):
         PagedBatch.of((3,), (2,), ((0,),), out.device)
+    coded = paged_sequences((1,), (5,), 4, 2, 64, torch.float32, form=kv_form("rk4v4", torch.float32))
+    spread = replace(coded.kv.keys, codes=coded.kv.keys.codes.contiguous())
+    with pytest.raises(ValueError, match=r"rk4v4: torch\.uint8"):
+        decode(coded.q, replace(coded.kv, keys=spread), coded.batch, 1.0, launch, workspace, coded.q, 1, 5)
+    with pytest.raises(ValueError, match="heads of 16"):
+        run(case.q, coded.kv)
 
 
 ODD = (1, 63, 64, 65, 4097)
@@ -114,15 +180,19 @@ MODELS = [(24, 4, 256), (16, 2, 256), (4, 2, 64)]
 """27B, 35B-A3B and the tests' small model: query heads, K/V heads, head_dim."""
 ERRORS = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 1e-5}
 """Of the rounding of weights and outputs, relative to the whole."""
+CODED_TIMES = 2
+"""As much where scales, decoded K and V, and rotated queries and outputs are rounded as well."""
 
 
 def chosen_launches(rows: int, case: PagedSequences) -> list[DecodeLaunch]:
     """The chosen one, and one without bulk copies."""
     gpu, itemsize = torch.cuda.get_device_properties(0), case.q.element_size()
     heads, dim = case.q.shape[1:]
-    kv_heads = case.keys.shape[2]
+    kv_heads = case.kv.keys.codes.shape[2]
     capability = torch.cuda.get_device_capability()
-    chosen = decode_launch(rows, heads // kv_heads, dim, itemsize, kv_heads, gpu.multi_processor_count, capability)
+    chosen = decode_launch(
+        rows, heads // kv_heads, dim, itemsize, kv_heads, gpu.multi_processor_count, capability, code_bits(case.kv.form)
+    )
     return [chosen, replace(chosen, tma=False, stages=2)] if chosen.tma else [chosen]
 
 
@@ -130,7 +200,7 @@ def decoded(case: PagedSequences, launch: DecodeLaunch, rows: int, longest: int)
     out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype, device="cuda")
     heads, dim = case.q.shape[1:]
     workspace = decode_workspace(len(case.q), heads, dim, launch.splits, out.device).fill_(torch.nan)
-    decode(case.q, case.keys, case.values, case.batch, case.scale, launch, workspace, out, rows, longest)
+    decode(case.q, case.kv, case.batch, case.scale, launch, workspace, out, rows, longest)
     return out
 
 
@@ -139,7 +209,8 @@ def assert_near(out: Tensor, case: PagedSequences) -> None:
     assert out[-1].isnan().all()
     expected = case.expected()[:-1].flatten(1)
     error = (out[:-1].double().flatten(1) - expected).norm(dim=1) / expected.norm(dim=1)
-    assert float(error.max()) < ERRORS[out.dtype], error.max()
+    bound = ERRORS[out.dtype] * (1 if code_bits(case.kv.form) is None else CODED_TIMES)
+    assert float(error.max()) < bound, (case.kv.form.name, error.max())
 
 
 @pytest.mark.gpu
@@ -167,12 +238,31 @@ class TestOnGpu:
         chosen = prefill_launch(model[2], case.q.element_size(), torch.cuda.get_device_capability())
         for launch in (chosen, replace(chosen, tma=False)):
             out = torch.full(case.q.shape, torch.nan, dtype=dtype, device="cuda")
-            prefill(case.q, case.keys, case.values, case.batch, case.scale, launch, out, max(counts))
+            prefill(case.q, case.kv, case.batch, case.scale, launch, out, max(counts))
             assert_near(out, case)
 
-    def test_deep(self) -> None:
+    @pytest.mark.parametrize("dtype", ERRORS)
+    @pytest.mark.parametrize("model", [MODELS[0], MODELS[2]])
+    @pytest.mark.parametrize("name", CODED)
+    def test_coded(self, name: KvFormat, model: tuple[int, int, int], dtype: torch.dtype) -> None:
+        form = kv_form(name, dtype)
+        for rows in (1, 4, 16):
+            counts = [min(rows, context) for context in ODD]
+            case = paged_sequences((*counts, 0), (*ODD, 7), *model, dtype, "cuda", seed=rows, form=form)
+            assert_near(decoded(case, chosen_launches(rows, case)[0], rows, 4097), case)
+        case = paged_sequences((300, 0, 5, 65), (300, 9, 4097, 1000), *model, dtype, "cuda", form=form)
+        launch = prefill_launch(
+            model[2], case.q.element_size(), torch.cuda.get_device_capability(), code_bits(form)
+        )  # fmt: skip
+        out = torch.full(case.q.shape, torch.nan, dtype=dtype, device="cuda")
+        prefill(case.q, case.kv, case.batch, case.scale, launch, out, 300)
+        assert_near(out, case)
+
+    @pytest.mark.parametrize("name", ["auto", "fp8", "rk4v4-e8"])
+    def test_deep(self, name: KvFormat) -> None:
         """At 98,304 tokens, beside short ones; alone, the same bits."""
-        case = paged_sequences((4, 1, 1), (98304, 640, 98303), 24, 4, 256, torch.bfloat16, "cuda")
+        form = kv_form(name, torch.bfloat16)
+        case = paged_sequences((4, 1, 1), (98304, 640, 98303), 24, 4, 256, torch.bfloat16, "cuda", form=form)
         launch = chosen_launches(4, case)[0]
         out = decoded(case, launch, 4, 98304)
         assert_near(out, case)
@@ -180,14 +270,17 @@ class TestOnGpu:
         alone = replace(case, q=case.q[5:], batch=batch, counts=(1,), contexts=(98303,), tables=case.tables[2:])
         assert torch.equal(decoded(alone, launch, 4, 98303)[0], out[5])
 
-    def test_graph(self) -> None:
+    @pytest.mark.parametrize("name", ["auto", "fp8", "rk4v4-e8"])
+    def test_graph(self, name: KvFormat) -> None:
         """One capture serves every batch of its bucket."""
+        form = kv_form(name, torch.bfloat16)
         cases = [
-            paged_sequences(counts, contexts, 24, 4, 256, torch.bfloat16, "cuda", seed=len(contexts))
+            paged_sequences(counts, contexts, 24, 4, 256, torch.bfloat16, "cuda", seed=len(contexts), form=form)
             for counts, contexts in (((4, 1, 2), (4097, 64, 63)), ((1, 4, 1, 1), (1, 130, 2000, 4096)))
         ]
-        pages = max(len(case.keys) for case in cases)
-        keys, values = torch.empty(2, pages, PAGE, 4, 256, dtype=torch.bfloat16, device="cuda")
+        pages = max(len(case.pool) for case in cases)
+        pool = torch.empty(pages, cases[0].pool.shape[1], dtype=torch.uint8, device="cuda")
+        kv = layer_views(pool, cases[0].kv.form, PAGE, 4, 256)[LAYER]
         q = torch.zeros(17, 24, 256, dtype=torch.bfloat16, device="cuda")
         out = torch.empty_like(q)
         zeros = torch.zeros(4, 100, dtype=torch.int32, device="cuda")
@@ -196,7 +289,7 @@ class TestOnGpu:
         workspace = decode_workspace(len(q), 24, 256, launch.splits, q.device)
 
         def run() -> None:
-            decode(q, keys, values, batch, cases[0].scale, launch, workspace, out, 4, 4160)
+            decode(q, kv, batch, cases[0].scale, launch, workspace, out, 4, 4160)
 
         run()
         torch.cuda.synchronize()
@@ -204,8 +297,7 @@ class TestOnGpu:
         with torch.cuda.graph(graph):
             run()
         for case in cases:
-            keys.fill_(torch.nan)[: len(case.keys)] = case.keys
-            values.fill_(torch.nan)[: len(case.keys)] = case.values
+            pool.fill_(POISON)[: len(case.pool)] = case.pool
             q[: len(case.q)] = case.q
             out.fill_(torch.nan)
             for mine, theirs in ((batch.first, case.batch.first), (batch.counts, case.batch.counts),
