@@ -16,7 +16,7 @@ STATES_A_SESSION = 2
 """One that the running request writes, and a checkpoint behind its last answer, without which the next turn would read
 the whole context again."""
 _HEADROOM_SHARE, _HEADROOM_LEAST = 0.04, 64 * 2**20
-"""Generous, since what a step takes is read from the code and was not compared with a GPU's own count yet."""
+"""A guess: what a step takes is read from the code and was not compared with a GPU's own count yet."""
 _WORK_SHARE = 0.15
 """Of what weights leave that a step may take beside what the smallest chunk takes."""
 LEAST_CONTEXT = 8192
