@@ -39,6 +39,9 @@ class StatePlan:
     slots: Tensor
     """int64 [B], their slots."""
 
+    def without_singles(self) -> "StatePlan":
+        return StatePlan(self.spans, self.packed, self.singles[:0], self.slots[:0])
+
 
 def plan_recurrence(counts: Sequence[int], slots: Sequence[int], device: torch.device) -> StatePlan:
     """`counts[r]` >= 1 tokens of sequence r follow each other in the flat batch, r ascending; its state lies in slot

@@ -13,9 +13,10 @@ ROWS = 16
 @dataclass(frozen=True, slots=True)
 class DecodeLaunch:
     block_m: int
-    """Queries of a program: positions times the query heads that share a K/V head. A power of two, 16 at least."""
+    """Queries of a program: positions times the query heads that share a K/V head. A power of two, 16 at least, for
+    coded pages 8 at least."""
     block_n: int
-    """Tokens a round; a power of two that divides the page."""
+    """Tokens a round (and slice); a power of two, 16 at least. A round's tokens divide the page."""
     warps: int
     stages: int
     splits: int
@@ -27,6 +28,10 @@ class DecodeLaunch:
     """K and V come by bulk copies, where the pool allows it (compute capability 9.0 and up)."""
     pdl: bool = False
     """Begin while the kernel before still runs (programmatic dependent launch, compute capability 9.0 and up)."""
+    slices: int = 1
+    """Of coded pages: parts of a round that do not wait for each other, best a warp each."""
+    converts: bool = False
+    """Of coded pages: the GPU converts from E4M3 (compute capability 8.9 and up)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,11 @@ def decode_launch(
     # Two programs a multiprocessor for one sequence, rounded down: 64 splits are one round of `combine`, 66 are two.
     splits = min(128, max(16, 2 * processors // kv_heads // 16 * 16))
     pdl = capability >= (9, 0)
-    if code_bits is not None and itemsize == 2:
-        # Decoding takes registers, so more queries than 32 read the codes again, out of the L2.
-        block_m = min(block_m, 32)
-        warps = 8 if (block_m == 32 and code_bits <= 4) or (block_m == 16 and roomy and code_bits == 8) else 4
-        return DecodeLaunch(block_m, 32, warps, 4 if roomy else 3, splits, pdl=pdl)
+    if code_bits is not None:
+        # A warp holds the sums of all its queries, so more than 16 of them read the codes again, out of the L2.
+        block_m = 8 if rows * group <= 8 or itemsize == 4 else 16
+        stages, slices = 3 if roomy else 2, 4 if itemsize == 2 else 1
+        return DecodeLaunch(block_m, 16, 4, stages, splits, pdl=pdl, slices=slices, converts=capability >= (8, 9))
     return DecodeLaunch(
         block_m,
         block_n,

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+from kernels.attention.batch import PagedBatch
+from kernels.attention.launch import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,38 @@ class SingleGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class GatheredPlan:
+    """For torch's attention, which wants K and V in one piece."""
+
     spans: tuple[Span, ...]
     groups: tuple[SingleGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Sequences with similar numbers of queries, for one launch."""
+
+    batch: PagedBatch
+    most: int
+    """Queries of a sequence, or more."""
+    longest: int
+    """Tokens that the last query of a sequence sees, or more."""
+    tokens: Tensor | None = None
+    """int64: the rows of the flat batch that are theirs, which `batch.first` counts in; None: in the flat batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """For kernels that read the pages where they lie."""
+
+    few: tuple[PagedRows, ...]
+    """Sequences of up to ROWS queries: those with one, and those with several, so that what decodes gets the same
+    whatever is verified beside it,"""
+    many: PagedRows | None
+    """and the others."""
+
+
+AttentionPlan = GatheredPlan | PagedPlan
 
 
 def plan_attention(
@@ -49,17 +82,31 @@ def plan_attention(
     """`counts[r]` queries of sequence r follow each other in the flat batch, r ascending; the last one sees
     `contexts[r]` tokens, which lie in `page_tables[r]`. `blank_page` is a page that is all zeros and stays so.
     """
+    if device.type == "cuda":
+        return _paged(counts, contexts, page_tables, device)
+    return gathered(counts, contexts, page_tables, page_tokens, blank_page, device)
+
+
+def gathered(
+    counts: Sequence[int],
+    contexts: Sequence[int],
+    page_tables: Sequence[Sequence[int]],
+    page_tokens: int,
+    blank_page: int,
+    device: torch.device,
+    first: Sequence[int] | None = None,
+) -> GatheredPlan:
+    """As `plan_attention`; `first`: where in the flat batch the queries of each begin, None: they follow each other."""
     spans: list[Span] = []
     singles: list[tuple[int, int, int]] = []  # pages, sequence, flat row
-    first = 0
-    for sequence, (count, context) in enumerate(zip(counts, contexts, strict=True)):
+    starts = _starts(counts) if first is None else first
+    for sequence, (start, count, context) in enumerate(zip(starts, counts, contexts, strict=True)):
         used = -(-context // page_tokens)
         if count == 1:
-            singles.append((used, sequence, first))
-        else:
+            singles.append((used, sequence, start))
+        elif count:
             pages = torch.tensor(page_tables[sequence][:used], dtype=torch.int64).to(device)
-            spans.append(Span(first, count, context, pages))
-        first += count
+            spans.append(Span(start, count, context, pages))
 
     groups: list[SingleGroup] = []
     singles.sort()
@@ -78,4 +125,33 @@ def plan_attention(
                 seen=seen[:, None, None].to(device),
             )
         )
-    return AttentionPlan(tuple(spans), tuple(groups))
+    return GatheredPlan(tuple(spans), tuple(groups))
+
+
+def _paged(
+    counts: Sequence[int], contexts: Sequence[int], page_tables: Sequence[Sequence[int]], device: torch.device
+) -> PagedPlan:
+    starts = _starts(counts)
+    sequences = range(len(counts))
+    singles = [sequence for sequence in sequences if counts[sequence] == 1]
+    several = [sequence for sequence in sequences if 1 < counts[sequence] <= ROWS]
+    many = [sequence for sequence in sequences if counts[sequence] > ROWS]
+
+    def rows(taken: Sequence[int], alone: bool) -> PagedRows:
+        own, seen = [counts[sequence] for sequence in taken], [contexts[sequence] for sequence in taken]
+        tables = [page_tables[sequence] for sequence in taken]
+        if alone:
+            first, tokens = [starts[sequence] for sequence in taken], None
+        else:
+            first = _starts(own)
+            flat = [starts[sequence] + row for sequence in taken for row in range(counts[sequence])]
+            tokens = torch.tensor(flat, dtype=torch.int64).to(device)
+        return PagedRows(PagedBatch.of(own, seen, tables, device, first), max(own), max(seen), tokens)
+
+    few = [taken for taken in (singles, several) if taken]
+    alone = len(few) == 1 and not many
+    return PagedPlan(tuple(rows(taken, alone) for taken in few), rows(many, True) if many else None)
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.plan import AttentionPlan, SingleGroup, Span
+from kernels.attention.plan import AttentionPlan, GatheredPlan, PagedRows, SingleGroup, Span, gathered
 from kernels.kv_codec import LayerKv, rotate
 
 _QUERY_TILE = 512
@@ -12,6 +12,28 @@ _QUERY_TILE = 512
 
 
 def paged_attention(q: Tensor, kv: LayerKv, plan: AttentionPlan, scale: float) -> Tensor:
+    if isinstance(plan, GatheredPlan):
+        return _gathered(q, kv, plan, scale)
+    out = torch.empty_like(q)
+    for rows in (*plan.few, *([] if plan.many is None else [plan.many])):
+        own = _gathered(q if rows.tokens is None else q[rows.tokens], kv, _plan(rows, kv), scale)
+        if rows.tokens is not None:
+            out[rows.tokens] = own
+        else:
+            for first, count in zip(rows.batch.first.tolist(), rows.batch.counts.tolist(), strict=True):
+                out[first : first + count] = own[first : first + count]
+    return out
+
+
+def _plan(rows: PagedRows, kv: LayerKv) -> GatheredPlan:
+    """The page that fills up shorter sequences is any: its tokens are not seen, and must be finite."""
+    batch = rows.batch
+    counts, contexts, tables = batch.counts.tolist(), batch.contexts.tolist(), batch.tables.tolist()
+    page_tokens = kv.keys.codes.shape[1]
+    return gathered(counts, contexts, tables, page_tokens, 0, batch.counts.device, batch.first.tolist())
+
+
+def _gathered(q: Tensor, kv: LayerKv, plan: GatheredPlan, scale: float) -> Tensor:
     if kv.form.rotated:
         q = rotate(q)
     out = torch.empty_like(q)

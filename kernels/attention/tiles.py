@@ -64,20 +64,6 @@ def signs(rows, columns):
 
 
 @triton.jit
-def to_rotated_tile_order(x, CODEC: tl.constexpr, WIDE: tl.constexpr):
-    """As to_tile_order, with the rotation on the way: of x's dtype, or float32 with WIDE."""
-    d = tl.arange(0, 64)
-    WORD: tl.constexpr = 4 if CODEC == "fp8" or CODEC == "int8" else 16 if CODEC == "e8x2" else 8
-    matrix = signs(d, d // WORD * WORD + d % 2 * (WORD // 2) + d % WORD // 2)
-    groups = x.reshape(x.shape[0] * x.shape[1] // 64, 64)
-    if WIDE:
-        rotated = tl.dot(groups.to(tl.float32), matrix, input_precision="ieee") / 8
-    else:
-        rotated = (tl.dot(groups, matrix.to(x.dtype)) / 8).to(x.dtype)
-    return rotated.reshape(x.shape[0], x.shape[1])
-
-
-@triton.jit
 def tile_scales(
     scales_ptr, page, start, head, page_stride, CODEC: tl.constexpr, COUNT: tl.constexpr, PAGE: tl.constexpr,
     BN: tl.constexpr,

@@ -7,8 +7,8 @@ Scores are kept in units of log2: `scale` has the factor log2(e) in it.
 KEYS and VALUES name the row codecs, with a scale for each KEY_DIMS and VALUE_DIMS dims. Plain keys and values point to
 pages, or with TMA they are tensor descriptors of the pool (`tiles.described_tile`), and `page_stride` counts rows of
 them. Otherwise they point to codes, beside which are scales, `page_stride` counts 32-bit words, and the other strides
-are not used. ROTATED: K and V are rotated in the pages, so `decode` rotates the queries and `combine` the output;
-`prefill` takes and gives rotated ones.
+are not used; `prefill` alone reads these here, `coded.decode` is the other one that does. ROTATED: K and V are rotated
+in the pages, so `coded.decode` rotates the queries and `combine` the output; `prefill` takes and gives rotated ones.
 """
 
 import triton
@@ -21,7 +21,6 @@ from kernels.attention.tiles import (
     plain_tile,
     signs,
     tile_scales,
-    to_rotated_tile_order,
     to_tile_order,
 )
 
@@ -37,14 +36,13 @@ def split_count(pages, splits, LEAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["table_stride", "blocks", "splits"])
 def decode(
-    q_ptr, keys, key_scales, values, value_scales, partial_ptr, weight_ptr, first_ptr, count_ptr, context_ptr,
-    table_ptr, scale, q_row_stride, q_head_stride, page_stride, token_stride, head_stride, table_stride, blocks, splits,
+    q_ptr, keys, values, partial_ptr, weight_ptr, first_ptr, count_ptr, context_ptr, table_ptr, scale, q_row_stride,
+    q_head_stride, page_stride, token_stride, head_stride, table_stride, blocks, splits,
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
-    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
-    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, ROTATED: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits * blocks, kv_heads, sequences). partial [T, heads, splits, D]: the attention to the tokens of one
-    split alone; weight [T, heads, splits]: log2 of the sum of their exponentials."""
+    """Of plain pages. Grid (splits * blocks, kv_heads, sequences). partial [T, heads, splits, D]: the attention to the
+    tokens of one split alone; weight [T, heads, splits]: log2 of the sum of their exponentials."""
     if PDL:
         tl.extra.cuda.gdc_wait()
     split = tl.program_id(0) // blocks
@@ -62,24 +60,21 @@ def decode(
     row = tl.load(first_ptr + sequence).to(tl.int64) + m // GROUP
     head = kv_head * GROUP + m % GROUP
     asked = m < count * GROUP
-    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS, D, WIDE, ROTATED)
+    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, "plain", D, WIDE)
     position = tl.minimum(context - count + m // GROUP, context - 1)
     table_ptr += sequence.to(tl.int64) * table_stride
     first = split * pages // parts * (PAGE // BN)
     last = tl.minimum((split + 1) * pages // parts * (PAGE // BN), (context + BN - 1) // BN)
     seen_by_all = tl.minimum(tl.maximum((context - count + 1) // BN, first), last)
     acc, peak, total = _attend(
-        q, first, seen_by_all, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head,
-        scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
-        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA,
+        q, first, seen_by_all, last, position, context, keys, keys, values, values, table_ptr, kv_head, scale,
+        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, "plain", 0, "plain", 0, False, WIDE, TMA,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     place = (row * (tl.num_programs(1) * GROUP) + head) * splits + split
     tl.store(weight_ptr + place, peak + tl.log2(total), mask=asked)
-    acc = (
-        from_tile_order(acc, VALUES) / tl.where(total > 0, total, 1.0)[:, None]
-    )  # the split may lie behind a query altogether
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]  # the split may lie behind a query altogether
     tl.store(partial_ptr + place[:, None] * D + tl.arange(0, D)[None, :], acc, mask=asked[:, None])
 
 
@@ -144,7 +139,7 @@ def prefill(
     row = tl.load(first_ptr + sequence).to(tl.int64) + m // GROUP
     head = kv_head * GROUP + m % GROUP
     asked = m < count * GROUP
-    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS, D, WIDE, False)
+    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS, D, WIDE)
     past = context - count
     position = tl.minimum(past + m // GROUP, context - 1)
     table_ptr += sequence.to(tl.int64) * table_stride
@@ -163,15 +158,11 @@ def prefill(
 @triton.jit
 def _queries(
     q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    ROTATED: tl.constexpr,
 ):  # fmt: skip
     """[BM, D], the dims in the order of the tiles of K; zero where nothing is asked."""
     place = (row * q_row_stride + head * q_head_stride)[:, None] + tl.arange(0, D)[None, :]
     q = tl.load(q_ptr + place, mask=asked[:, None], other=0.0)
-    if ROTATED:
-        return to_rotated_tile_order(q, KEYS, WIDE)
-    else:
-        return to_tile_order(q.to(tl.float32) if WIDE else q, KEYS)
+    return to_tile_order(q.to(tl.float32) if WIDE else q, KEYS)
 
 
 @triton.jit

@@ -1,13 +1,12 @@
 """The convolution of few rows a sequence, in Triton: one that moves the columns on, or several that leave them and keep
 records of what the columns would become."""
 
-from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kernels.conv import triton as kernels
+from kernels.overlap import overlaps
 from kernels.state_plan import ReplayRows
 
 _CHANNELS = 128
@@ -71,10 +70,3 @@ def fold_columns(columns: Tensor, record: Tensor, slots: Tensor, places: Tensor,
         columns, record, slots, places, accepted, channels, columns.stride(0), columns.stride(1), record.stride(1),
         record.stride(0), WIDTH=past + 1, BC=_CHANNELS, num_warps=1,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=8)
-def overlaps(device: torch.device) -> bool:
-    """Whether a kernel may begin while the one before still runs (programmatic dependent launch, compute capability 9.0
-    and up)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)

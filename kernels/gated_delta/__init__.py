@@ -5,16 +5,49 @@ With q and k l2-normalised (x / sqrt(sum x^2 + 1e-6)), for each value head and t
 
     S <- exp(g) S;  u = beta (v - k S);  S <- S + k^T u;  o = q S / sqrt(K)
 
-`gated_delta` takes tokens behind the convolution; `decode`, `verify` and `fold` are convolution and rule together, for
-few tokens a sequence.
+`gated_delta` takes tokens behind the convolution. The others are convolution and rule together: `prefill` for spans of
+tokens, `decode`, `verify` and `fold` for few tokens a sequence.
 """
 
 import torch
 from torch import Tensor
 
+from kernels.conv import causal_conv
 from kernels.gated_delta import flash, reference, replay_reference
-from kernels.gated_delta.net import NetInputs, NetWeights, Records
+from kernels.gated_delta.net import NetInputs, NetWeights, Records, gates
 from kernels.state_plan import ReplayRows, StatePlan, plan_recurrence
+
+
+def prefill(
+    inputs: NetInputs, net: NetWeights, columns: Tensor, states: Tensor, plan: StatePlan, inner: torch.dtype
+) -> Tensor:
+    """The spans of `plan`, of which there is one at least, from the convolution's input to o. Returns o of dtype
+    `inner` [T, value_heads, V], contiguous, in which the rows of other tokens hold anything.
+
+    columns [slots, W - 1, channels] and states [slots, value_heads, K, V], one layer's views of the state pool, are
+    moved on in place; states of 16 bits are rounded once a span. On CUDA one launch, and flash-linear-attention's
+    chunked form of the rule where it is installed and takes `inner`, else plain torch.
+    """
+    if states.is_cuda:
+        from kernels.gated_delta import spans  # triton exists on Linux only
+
+        return spans.prefill(inputs, net, columns, states, plan, inner)
+    plan = plan.without_singles()
+    mixed = causal_conv(inputs.mixed, net.taps, columns, plan, inner)
+    q, k, v = mixed.split((net.key_width, net.key_width, mixed.shape[1] - 2 * net.key_width), dim=-1)
+    g, beta = gates(inputs.a, inputs.b, net)
+    out = torch.empty(len(mixed), net.value_heads, net.value_dim, dtype=inner, device=mixed.device)
+    reference.chunked(
+        q.unflatten(-1, (net.key_heads, net.key_dim)),
+        k.unflatten(-1, (net.key_heads, net.key_dim)),
+        v.unflatten(-1, (net.value_heads, net.value_dim)),
+        g,
+        beta,
+        states,
+        plan,
+        out,
+    )
+    return out
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: StatePlan) -> Tensor:
@@ -106,16 +139,37 @@ def fold(
 
 
 def prepare(
-    key_heads: int, value_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    conv_width: int,
+    inner: torch.dtype,
+    model: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Have kernels for such tensors compiled and tuned now and not in the first request: flash-linear-attention takes a
-    minute for a new shape (63 s for the 27B's on an H200). Where it is not used there is nothing to do."""
-    counts = (65, 130)
-    q, k = (torch.zeros(sum(counts), key_heads, key_dim, dtype=dtype, device=device) for _ in range(2))
-    if not flash.usable(q):
+    minute for a new shape (63 s for the 27B's on an H200), `decode` some seconds. inner: of q, k and v. model: of the
+    weights and the convolution's columns. On a CPU there is nothing to do."""
+    if device.type != "cuda":
         return
-    v = torch.zeros(sum(counts), value_heads, value_dim, dtype=dtype, device=device)
-    g, beta = torch.zeros(2, sum(counts), value_heads, device=device)
+    counts = (65, 130)
+    channels = 2 * key_heads * key_dim + value_heads * value_dim
+    net = NetWeights(
+        taps=torch.zeros(conv_width, channels, dtype=model, device=device),
+        a_log=torch.zeros(value_heads, device=device),
+        dt_bias=torch.zeros(value_heads, device=device),
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+    )
+    mixed = torch.zeros(sum(counts), channels + value_heads * value_dim, device=device)[:, :channels]
+    b, a = torch.zeros(sum(counts), 2 * value_heads, device=device).chunk(2, dim=-1)
+    inputs = NetInputs(mixed, a, b)
+    columns = torch.zeros(len(counts), conv_width - 1, channels, dtype=model, device=device)
     states = torch.zeros(len(counts), value_heads, key_dim, value_dim, device=device)
-    gated_delta(q, k, v, g, beta, states, plan_recurrence(counts, range(len(counts)), device))
+    plan = plan_recurrence(counts, range(len(counts)), device)
+    out = prefill(inputs, net, columns, states, plan, inner)
+    both = torch.arange(len(counts), device=device)
+    decode(inputs, net, columns, states, both, both, out)
     torch.cuda.synchronize(device)

@@ -23,3 +23,19 @@ def state_launch(value_dim: int, item_bytes: int) -> StateLaunch:
     while columns > 1 and columns // 2 >= value_dim:
         columns //= 2
     return StateLaunch(columns, warps=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLaunch:
+    rows: int
+    """Tokens of a tile: no fewer than the columns of the convolution. The rows before a tile are read again."""
+    elements: int
+    """Of each row, a program: whole heads, a power of two."""
+    warps: int
+
+
+def span_launch(wide: int) -> SpanLaunch:
+    """wide: the power of two that a head fits in. A warp has 128 elements of each row, 16 bytes a lane in float32, all
+    of them in its registers."""
+    elements = max(wide, 512)
+    return SpanLaunch(rows=16, elements=elements, warps=max(1, min(elements // 128, 8)))

@@ -1,4 +1,7 @@
-"""Plain torch, any device. `recurrent` is the oracle; `chunked` and `single` are what a CPU serves with."""
+"""Plain torch, any device. `recurrent` is the oracle; `chunked` and `single` are what a CPU serves with.
+
+States may be float16 or bfloat16 here as in `gated_delta.decode`: all is computed in float32, outputs are of states
+before they are rounded, and a sequence's state is rounded once in a call, when it is stored (`rounded`)."""
 
 import torch
 from torch import Tensor
@@ -17,13 +20,13 @@ def recurrent(
     decay, beta = g.exp()[..., None, None], beta[..., None]
     singles = zip(plan.singles.tolist(), plan.slots.tolist(), strict=True)
     for span in (*plan.spans, *(StateSpan(token, 1, slot) for token, slot in singles)):
-        state = states[span.slot]
+        state = wide(states[span.slot])
         for token in range(span.first, span.first + span.count):
             state = decay[token] * state
             update = beta[token] * (v[token].float() - (kn[token, :, :, None] * state).sum(1))
             state = state + kn[token, :, :, None] * update[:, None]
             out[token] = (qn[token, :, :, None] * state).sum(1)
-        states[span.slot] = state
+        states[span.slot] = rounded(state, states.dtype)
 
 
 def single(
@@ -31,9 +34,9 @@ def single(
 ) -> None:
     """The singles of `plan`, all at once."""
     tokens = plan.singles
-    state = states[plan.slots]
+    state = wide(states[plan.slots])
     o = step(q[tokens], k[tokens], v[tokens], g[tokens], beta[tokens], state)
-    states[plan.slots] = state
+    states[plan.slots] = rounded(state, states.dtype)
     out[tokens] = o.to(out.dtype)
 
 
@@ -50,6 +53,16 @@ def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 def wide(x: Tensor) -> Tensor:
     """In float32, or float64 where it is."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def rounded(state: Tensor, kind: torch.dtype) -> Tensor:
+    """A float32 or float64 state as it is stored. float16 saturates: a state that became infinite would stay so."""
+    stored = state.to(kind)
+    if kind == torch.float16:
+        # Behind the rounding, where it takes half the memory; what overflowed is infinite until here.
+        largest = torch.finfo(kind).max
+        stored = stored.clamp(-largest, largest)
+    return stored
 
 
 def chunked(
@@ -93,13 +106,13 @@ def _span(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tens
     writing = ((total[..., -1:] - total).exp()[..., None] * kn).mT
     kept = total[..., -1].exp()[..., None, None]
 
-    state = states[span.slot]
+    state = states[span.slot].float()
     outputs = []
     for chunk in range(vc.shape[1]):
         update = torch.baddbmm(from_values[:, chunk], from_state[:, chunk], state, alpha=-1)
         outputs.append(torch.baddbmm(reading[:, chunk] @ state, within[:, chunk], update))
         state = torch.baddbmm(kept[:, chunk] * state, writing[:, chunk], update)
-    states[span.slot] = state
+    states[span.slot] = rounded(state, states.dtype)
     return torch.cat(outputs, dim=1)[:, : span.count].transpose(0, 1).to(v.dtype)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.conv.reference import convolved
 from kernels.gated_delta.net import NetInputs, NetWeights, Records, gates
-from kernels.gated_delta.reference import step, wide
+from kernels.gated_delta.reference import rounded, step, wide
 from kernels.state_plan import ReplayRows
 
 
@@ -82,13 +82,6 @@ def fold(
         past[alive] = torch.cat((past[alive][:, :, 1:], column), dim=2)
     states[slots] = state.to(states.dtype)
     columns[slots] = past
-
-
-def rounded(state: Tensor, kind: torch.dtype) -> Tensor:
-    if kind == torch.float16:
-        largest = torch.finfo(kind).max
-        state = state.clamp(-largest, largest)
-    return state.to(kind)
 
 
 def _heads(mixed: Tensor, net: NetWeights) -> tuple[Tensor, Tensor, Tensor]:

@@ -67,3 +67,8 @@ def kv_form(format: KvFormat, dtype: torch.dtype) -> KvForm:
     if format == "auto":
         return plain_form(dtype)
     return plain_form(torch.bfloat16) if format == "bf16" else _FORMS[format]
+
+
+def kernels_take(head_dim: int) -> bool:
+    """Whether the Triton kernels write and read heads of so many dims; torch does others."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0

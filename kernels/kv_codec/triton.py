@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from kernels.kv_codec.eights import eights, rotated, row
+from kernels.kv_codec.eights import eights, rotated
 from kernels.kv_codec.encode import put
 
 
@@ -21,7 +21,7 @@ def store(
     VALUE_GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tokens, HEADS + 2 KV_HEADS): a program takes one head of q, k or v. TURNING: the first dims of a head,
-    which the position turns."""
+    which the position turns. ROTATED: K and V; attention rotates q."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -32,8 +32,6 @@ def store(
     if head < HEADS:
         q = q_ptr + token * q_row_stride + head * q_head_stride
         x = _positioned(q, q_weight_ptr, cos_ptr, sin_ptr, eps, D, TURNING, NORM)
-        if ROTATED:
-            x = row(rotated(eights(x, D // 8), D // 8), D // 8)
         target = out_ptr + token * out_row_stride + head * out_head_stride
         tl.store(target + tl.arange(0, D), x.to(out_ptr.dtype.element_ty))
     else:

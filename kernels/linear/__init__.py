@@ -8,8 +8,8 @@ equal bits.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
+from kernels.elementwise import add, silu_gated
 from kernels.linear import grouped, reference
 from kernels.linear.grouped.weight import GroupedWeight
 from kernels.linear.weight import Weight
@@ -29,20 +29,17 @@ def linear(
     """x W^T + b + residual, contiguous. x [T, inputs] of a float dtype, bias [outputs] of the same, residual
     [T, outputs] of it or float32. Returns `dtype`, or without one x's, with a residual the residual's. Where that is
     float32 and the weights are plain, nothing is rounded to a half-precision x's dtype on the way."""
-    if isinstance(weight, Weight) and x.is_cuda:
-        from kernels.linear import routes  # triton exists on Linux only
-
-        if bias is not None:
-            residual = bias.expand(len(x), -1) if residual is None else residual + bias
-        out = routes.product(x, weight, None if residual is None else residual.contiguous(), swiglu=False)
-        return out if dtype is None else out.to(dtype)
     if dtype is None:
         dtype = x.dtype if residual is None else residual.dtype
+    if x.is_cuda and not isinstance(weight, GroupedWeight):
+        out = _on_gpu(x, weight, bias, None if residual is None else residual.contiguous(), dtype)
+        if out is not None:
+            return out
     if isinstance(weight, Tensor) and dtype == torch.float32 != x.dtype:
         out = reference.linear_float32(x, weight, bias)
     else:
         out = _plain(x, weight, bias)
-    return (out if residual is None else residual + out).to(dtype)
+    return (out if residual is None else add(residual, out)).to(dtype)
 
 
 def swiglu(x: Tensor, weight: Tensor | Weight | GroupedWeight) -> Tensor:
@@ -51,9 +48,23 @@ def swiglu(x: Tensor, weight: Tensor | Weight | GroupedWeight) -> Tensor:
     if isinstance(weight, Weight) and x.is_cuda:
         from kernels.linear import routes  # triton exists on Linux only
 
-        return routes.product(x, weight, None, swiglu=True)
-    gate, up = _plain(x, weight, None).chunk(2, dim=-1)
-    return silu(gate) * up
+        return routes.product(x, weight, None, x.dtype, swiglu=True)
+    return silu_gated(_plain(x, weight, None))
+
+
+def _on_gpu(
+    x: Tensor, weight: Tensor | Weight, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """By a kernel of ours, where there is one; residual contiguous."""
+    from kernels.linear import few_rows, routes  # triton exists on Linux only
+
+    if isinstance(weight, Weight):
+        if bias is not None:
+            residual = bias.expand(len(x), -1).contiguous() if residual is None else residual + bias
+        return routes.product(x, weight, residual, dtype, swiglu=False)
+    if few_rows.fits(x, weight):
+        return few_rows.few_rows(x, weight, None if bias is None else bias.contiguous(), residual, dtype)
+    return None
 
 
 def _plain(x: Tensor, weight: Tensor | Weight | GroupedWeight, bias: Tensor | None) -> Tensor:

@@ -3,17 +3,52 @@
 import torch
 from torch import Tensor
 
+from kernels.sampling.table import MOST_COUNTED, PROMPT_MARK, Adjustment
+
 _HEAD = 1024
 """Most probable tokens looked at first for top_p; the whole vocabulary is sorted only where they do not reach it."""
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> None:
+    """Divide positive and multiply negative logits of the tokens in `seen` (Keskar et al. 2019), in place.
+
+    logits float32 [V]; seen int64 [n], each token once; penalty > 0.
+    """
     picked = logits[seen]
     logits[seen] = torch.where(picked > 0, picked / penalty, picked * penalty)
 
 
 def count_penalty(logits: Tensor, tokens: Tensor, counts: Tensor, presence: float, frequency: float) -> None:
+    """Subtract presence + frequency * count (OpenAI's definition), in place.
+
+    logits float32 [V]; tokens int64 [n], each token once, with counts [n] >= 1.
+    """
     logits[tokens] -= presence + frequency * counts.to(logits.dtype)
+
+
+def adjust(logits: Tensor, made: Adjustment) -> None:
+    """Penalties, then bias, on one row's logits [V], in place."""
+    if made.cells is not None:
+        seen = made.cells.nonzero()[:, 0]
+        repetition_penalty(logits, seen, made.repetition)
+        counts = made.cells[seen] & MOST_COUNTED
+        drawn = counts > 0
+        count_penalty(logits, seen[drawn], counts[drawn], made.presence, made.frequency)
+    if made.bias_ids is not None and made.bias is not None:
+        logits[made.bias_ids] += made.bias
+
+
+def count(made: Adjustment, token: int) -> None:
+    """Count a token that was drawn."""
+    if made.cells is not None and int(made.cells[token]) & MOST_COUNTED < MOST_COUNTED:
+        made.cells[token] += 1
+
+
+def cells_of(prompt: Tensor, output: Tensor, vocabulary: int) -> Tensor:
+    """int16 [V] of the tokens int64 [n] of a prompt and its answer so far."""
+    cells = output.bincount(minlength=vocabulary).clamp(max=MOST_COUNTED).to(torch.int16)
+    cells[prompt] |= PROMPT_MARK
+    return cells
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     option("--max-model-len", "max_model_len", "longest prompt + output in tokens", "TOKENS")
     option("--vram", "vram", "device memory for all that an engine takes, like 16GiB", "SIZE")
     option("--kv-format", "kv_format", "how K and V are stored; docs/kv-formats.md", "FORMAT")
+    option(
+        "--state-dtype", "state_dtype", "of recurrent states as they are stored: float32, float16, bfloat16", "DTYPE"
+    )
     option("--kv-pages", "kv_pages", "device pages of 64 tokens", "N")
     option("--kv-size", "kv_arena", "host memory for cache blocks, like 4GiB", "SIZE")
     parser.add_argument(

@@ -98,6 +98,7 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     from services.engine.cache.pages import KvLayout, KvPages
     from services.engine.cache.states import StateLayout, StatePool
     from services.engine.cache.transfer import page_transfers
+    from services.engine.graphs import buckets
     from services.engine.model.hybrid_config import HybridConfig
     from services.engine.runner import ModelRunner
     from services.engine.sizing import cap, engine_plan
@@ -120,8 +121,13 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         progress(1.0, f"making {plan.pages} cache pages")
         states = None
         if isinstance(loaded.model_config, HybridConfig):
-            states = StatePool(StateLayout.of(loaded.model_config, dtype), plan.states, device)
+            layout = StateLayout.of(loaded.model_config, dtype, config.state_dtype)
+            states = StatePool(layout, plan.states, device)
         pages = KvPages(KvLayout.of(loaded.model_config, dtype, config.kv_format), plan.pages, device)
+        transfers = page_transfers(pages, states)
+        runner = ModelRunner(loaded.model, pages, transfers, device, states, config.max_running)
+        if device.type == "cuda" and loaded.model.capturable and config.graph_seconds:
+            runner.graphs.capture(buckets(config.max_running, plan.context), config.graph_seconds, progress)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     except RuntimeError as error:
@@ -161,7 +167,6 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     card = _card(loaded.name, scheduler, loaded.model_config.vocab_size, chunks)
 
     def core(deliver: Callable[[StepResult], None]) -> EngineCore:
-        runner = ModelRunner(loaded.model, pages, page_transfers(pages, states), device, states)
         return EngineCore(Scheduler(scheduler, kv), runner, inbox, deliver)
 
     return Assembly(card, chunks, inbox, core, kv)

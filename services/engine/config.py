@@ -8,6 +8,7 @@ from services.settings import ByteSize, DrainTimeout, LogLevel, MetricsHost, Met
 
 KvFormat = Literal["auto", "bf16", "fp8", "int8", "rk8v4", "nvfp4", "rk4v4", "rk4v4-e8", "rk2v4-e8"]
 """As in kernels.kv_codec, which imports torch."""
+StateDtype = Literal["float32", "float16", "bfloat16"]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -86,6 +87,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    state_dtype: Annotated[
+        StateDtype,
+        describe(
+            "Of recurrent states as they are stored: float16 and bfloat16 halve them (27B: 72 MiB a slot and not 144, "
+            "beside 2.8 MiB of convolution) and what a decoded token reads and writes of them. They are computed in "
+            "float32 and rounded at each step; after 16,384 steps a layer's output is off by 0.4% (float16) or 7% "
+            "(bfloat16) at worst, 0.02% or 0.14% in heads that forget fast (docs/benchmarks/gated-delta-cpu.json). "
+            "Engines share cache blocks only in the same dtype. Models without such states ignore it."
+        ),
+    ] = "float32"
     checkpoint_interval: Annotated[
         int,
         describe(
@@ -113,6 +124,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    graph_seconds: Annotated[
+        float,
+        describe(
+            "On CUDA, seconds at most for capturing decode steps as graphs when the engine starts; steps that have "
+            "none are run kernel by kernel, several times slower. 0 captures nothing.",
+            ge=0,
+        ),
+    ] = 120.0
     replay_ttl: Annotated[
         float,
         describe("Seconds that a finished request's tokens are kept for a gateway that lost some.", ge=0),

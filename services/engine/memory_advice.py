@@ -76,6 +76,8 @@ def _changes(sizes: Sizes, wish: Wish, alternatives: Iterable[Alternative]) -> t
         told = []
         if _token(other) != _token(sizes):
             told.append(f"{_token(other):,} bytes of K and V a token and not {_token(sizes):,}")
+        if other.state != sizes.state:
+            told.append(f"states of {size(other.state)} and not {size(sizes.state)}")
         if other.weights + other.draft != sizes.weights + sizes.draft:
             told.append(f"weights of {size(other.weights + other.draft)}")
         consider(f"{setting}: {', '.join(told)}", other, wish)

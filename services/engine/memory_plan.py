@@ -40,11 +40,12 @@ class Sizes:
     draft_page: int
     """What the draft head keeps of the same tokens; 0 where it does not run."""
     state: int
-    """0: the model has none."""
+    """A slot for one; 0: the model has none."""
     context: int
     """Tokens that the model was made for."""
     workspace: Workspace
     kv_format: str
+    state_dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,11 @@ def _lines(sizes: Sizes, wish: Wish, chunk: int, pages: int, states: int) -> tup
         Line(DRAFT, sizes.draft, "multi-token prediction"),
         Line(PAGES, (pages + 1) * sizes.page, f"{cached}, {sizes.kv_format}"),
         Line(DRAFT_PAGES, (pages + 1) * sizes.draft_page, f"{sizes.draft_page // BLOCK_TOKENS:,} bytes a token"),
-        Line(STATES, states * sizes.state, f"{states:,} slots of {size(sizes.state)}, checkpoints among them"),
+        Line(
+            STATES,
+            states * sizes.state,
+            f"{states:,} slots of {size(sizes.state)} in {sizes.state_dtype}, checkpoints among them",
+        ),
         Line(WORKSPACE, work.bytes(step), told),
         Line(DEVICE, wish.device, "and the kernels' code"),
         Line(HEADROOM, _headroom(wish.total), "what the allocator rounds up and cannot use"),

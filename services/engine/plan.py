@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--vram", "vram", "memory of the GPU, like 16GiB; left out: what the one here has free", "SIZE")
     option("--context", "max_model_len", "tokens that each session must hold; left out: as many as fit", "TOKENS")
     option("--kv-format", "kv_format", "how K and V are stored", "FORMAT")
+    option("--state-dtype", "state_dtype", "of recurrent states as they are stored", "DTYPE")
     option("--chunk", "max_batch_tokens", "tokens of one step", "TOKENS")
     option("--max-running", "max_running", "requests in a batch", "N")
     option("--device", "device", "cuda or cpu; auto plans for CUDA", "DEVICE")

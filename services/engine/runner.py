@@ -10,9 +10,10 @@ from services.engine.batch import Copy, ModelOutput, Row, Sampled, ScheduledBatc
 from services.engine.cache.pages import KvPages
 from services.engine.cache.states import StatePool
 from services.engine.cache.transfer import PageTransfers
+from services.engine.graphs import DecodeGraphs, sample_rows
 from services.engine.model.context import begun_pages, forward_context
 from services.engine.model.family import Decoder
-from services.engine.sampler import SampleRow, sample
+from services.engine.sampler import Sampler
 
 
 class ModelRunner:
@@ -28,13 +29,21 @@ class ModelRunner:
         transfers: PageTransfers,
         device: torch.device,
         states: StatePool | None = None,
+        running: int = 64,
     ) -> None:
-        """`states` is None for a model without recurrent states."""
+        """`states` is None for a model without recurrent states. `running`: rows of a batch at most."""
         self._model = model
         self._pages = pages
         self._states = states
         self._transfers = transfers
         self._device = device
+        self._sampler = Sampler(model.config.vocab_size, running, device)
+        self._graphs = DecodeGraphs(model, pages, states, self._sampler, device)
+
+    @property
+    def graphs(self) -> DecodeGraphs:
+        """Without any captured, all steps are run kernel by kernel."""
+        return self._graphs
 
     def run(self, batch: ScheduledBatch) -> ModelOutput:
         """Raises ValueError for a token id that the model does not have (the server refuses such prompts), IndexError
@@ -64,16 +73,24 @@ class ModelRunner:
     def _compute(self, rows: Sequence[Row]) -> dict[str, Sampled]:
         tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
         self._check(tokens)
-        context = forward_context(rows, self._pages, self._states, self._device)
+        if self._states is not None:
+            for row in rows:
+                self._states.check(row.state)
         self._pages.clear(begun_pages(rows))
         if self._states is not None:
             self._states.clear([row.state for row in rows if row.start == 0 and row.tokens])
-        logits = self._model.forward(tokens.to(self._device), context)
+        drawn = sample_rows(rows)
+        bucket = self._graphs.find(rows)
+        if bucket is not None:
+            self._graphs.run(bucket, rows)
+        else:
+            context = forward_context(rows, self._pages, self._states, self._device)
+            logits = self._model.forward(tokens.to(self._device), context)
+            if drawn:
+                self._sampler.prepare(drawn)
+                self._sampler.draw(logits)
         # The wait for the device is in here: tokens come back to the host.
-        drawn = [
-            SampleRow(row.request_id, row.sample, row.start + len(row.tokens)) for row in rows if row.sample is not None
-        ]
-        results = sample(logits, drawn) if drawn else []
+        results = self._sampler.results(drawn) if drawn else []
         return {row.request_id: result for row, result in zip(drawn, results, strict=True)}
 
     def _check(self, tokens: Tensor) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels import sampling
+from services.engine.adjustments import Adjustments
 from services.engine.batch import Sampled, SampleSpec
-from services.protocol.generate import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -39,67 +39,76 @@ class SampleRow:
     """Absolute, of the token to draw."""
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-    """One token a row. logits: float32 [len(rows), vocab], on any device; changed in place.
+class Sampler:
+    """Draws for the rows of one step after the other: `prepare`, `draw`, `results`. Only `draw` works with the logits,
+    without a word to the host, so that it may be captured in a CUDA graph and replayed with other rows.
 
-    A row whose logits hold NaN or +inf (broken weights, an overflow) ends with `error`; the others are not concerned.
+    All calls from one thread, with one current stream.
     """
-    for index, row in enumerate(rows):
-        _process(logits[index], row.spec)
-    highest, tokens = logits.max(-1)
-    sound = highest.isfinite().tolist()
-    drawn = [index for index, row in enumerate(rows) if row.spec.params.temperature > 0 and sound[index]]
-    if drawn:
-        tokens[torch.tensor(drawn).to(tokens.device)] = _draw(logits, rows, drawn)
-    results = []
-    for row, token, finite in zip(rows, tokens.tolist(), sound, strict=True):
-        if finite:
-            results.append(Sampled((token,)))
-        else:
-            log.error("request %s: the logits at position %d are not finite", row.request_id, row.position)
-            results.append(Sampled((), finish="error"))
-    return results
 
+    def __init__(self, vocab_size: int, rows: int, device: torch.device) -> None:
+        """vocab_size: columns of the logits. rows: of a step, at most; on a GPU each takes 12 KiB."""
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Of the last draw, by row, in place: -1 where the logits were not finite, 0 in rows that drew nothing."""
+        self._table = sampling.DrawTable(rows, device)
+        self._workspace = sampling.draw_workspace(rows, device)
+        self._adjustments = Adjustments(vocab_size, rows, device)
+        self._host = torch.zeros(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
 
-def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: list[int]) -> Tensor:
-    params = [rows[index].spec.params for index in drawn]
-    numbers = [uniform(p.seed, rows[index].position) for p, index in zip(params, drawn, strict=True)]
-    device = logits.device
+    def prepare(self, rows: Sequence[SampleRow], bucket: int | None = None) -> None:
+        """Say how the next `draw` draws: row n of its logits as rows[n] says, nothing in the rows behind them. Enqueues
+        one copy to the device, and what requests bring whose penalties or bias are not there yet.
 
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64).to(device)
+        bucket: rows that the draw will have. Raises ValueError for more rows than that, or than this sampler has.
+        """
+        if len(rows) > (self._table.capacity if bucket is None else bucket):
+            raise ValueError(f"{len(rows)} rows for a step of {bucket} with places for {self._table.capacity}")
+        self._table.fill([self._draw_row(row) for row in rows])
 
-    return sampling.draw(
-        logits if len(drawn) == len(rows) else logits[torch.tensor(drawn).to(device)],
-        temperature=column([p.temperature for p in params]),
-        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64).to(device),
-        top_p=column([p.top_p for p in params]),
-        min_p=column([p.min_p for p in params]),
-        uniform=column(numbers),
-    )
+    def draw(self, logits: Tensor) -> None:
+        """Enqueue the draw of a token of each row of logits into `tokens`. logits: float32 [rows prepared or more,
+        vocab], changed in place."""
+        sampling.draw_rows(logits, self._table, self._workspace, self.tokens)
 
+    def results(self, rows: Sequence[SampleRow]) -> list[Sampled]:
+        """What the last draw gave to the rows that it was prepared with. Waits for the device.
 
-def _process(logits: Tensor, spec: SampleSpec) -> None:
-    """Penalties, then bias, on one row's logits [vocab], in place."""
-    params = spec.params
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor([*spec.prompt, *spec.output], dtype=torch.int64).unique()
-        sampling.repetition_penalty(logits, seen.to(logits.device), params.repetition_penalty)
-    if spec.output and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = torch.tensor(spec.output, dtype=torch.int64).unique(return_counts=True)
-        sampling.count_penalty(
-            logits,
-            tokens.to(logits.device),
-            counts.to(logits.device),
-            presence=params.presence_penalty,
-            frequency=params.frequency_penalty,
+        A row whose logits hold NaN or +inf (broken weights, an overflow) ends with `error`; the others are not
+        concerned.
+        """
+        host = self._host[: len(rows)]
+        host.copy_(self.tokens[: len(rows)], non_blocking=True)
+        if self.tokens.is_cuda:
+            torch.cuda.current_stream(self.tokens.device).synchronize()
+        results = []
+        for row, token in zip(rows, host.tolist(), strict=True):
+            if token >= 0:
+                self._adjustments.drawn(row.request_id, token)
+                results.append(Sampled((token,)))
+            else:
+                log.error("request %s: the logits at position %d are not finite", row.request_id, row.position)
+                results.append(Sampled((), finish="error"))
+        return results
+
+    def forget(self, request_id: str) -> None:
+        """It has ended. Without this it is forgotten when as many others with penalties have run as there are rows."""
+        self._adjustments.forget(request_id)
+
+    def _draw_row(self, row: SampleRow) -> sampling.DrawRow:
+        params = row.spec.params
+        return sampling.DrawRow(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            uniform=uniform(params.seed, row.position),
+            adjustment=self._adjustments.of(row.request_id, row.spec),
         )
-    if params.logit_bias:
-        _bias(logits, params)
 
 
-def _bias(logits: Tensor, params: SamplingParams) -> None:
-    """Ids that the vocabulary does not have are ignored: nothing could be drawn there."""
-    known = {token: bias for token, bias in params.logit_bias.items() if 0 <= token < len(logits)}
-    tokens = torch.tensor(list(known), dtype=torch.int64)
-    logits[tokens.to(logits.device)] += torch.tensor(list(known.values()), dtype=torch.float32).to(logits.device)
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """One token a row, by a sampler of their own. logits: float32 [len(rows), vocab], any device; changed in place."""
+    sampler = Sampler(logits.shape[1], len(rows), logits.device)
+    sampler.prepare(rows)
+    sampler.draw(logits)
+    return sampler.results(rows)

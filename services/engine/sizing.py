@@ -59,7 +59,7 @@ def _sizes(model: DecoderConfig, config: EngineConfig, device: torch.device, dra
         draft=held.draft,
         page=layout.page_bytes,
         draft_page=replace(layout, layers=1).page_bytes if drafts else 0,
-        state=StateLayout.of(model, dtype).state_bytes if hybrid else 0,
+        state=StateLayout.of(model, dtype, config.state_dtype).state_bytes if hybrid else 0,
         context=model.context_length,
         workspace=workspace(
             model,
@@ -70,6 +70,7 @@ def _sizes(model: DecoderConfig, config: EngineConfig, device: torch.device, dra
             held.tile,
         ),
         kv_format=layout.form.name,
+        state_dtype=config.state_dtype,
     )
 
 
@@ -80,7 +81,8 @@ def alternatives(
     drafts: bool = False,
     recipe: Recipe | None = None,
 ) -> Iterator[Alternative]:
-    """The same model in each other KV format that can hold its heads, and by each other recipe of ours."""
+    """The same model in each other KV format that can hold its heads, with states of half the size where it has any,
+    and by each other recipe of ours."""
     held = _footprint(source, config, device, recipe)
     for format in get_args(KvFormat):
         other = msgspec.structs.replace(config, kv_format=format)
@@ -89,6 +91,9 @@ def alternatives(
                 yield f"{variable('kv_format')}={format}", _sizes(source.config, other, device, drafts, held)
         except SettingsError:
             continue  # heads of too few dims
+    if isinstance(source.config, HybridConfig) and config.state_dtype == "float32":
+        half = msgspec.structs.replace(config, state_dtype="float16")
+        yield f"{variable('state_dtype')}=float16", _sizes(source.config, half, device, drafts, held)
     for name in recipes.names():
         by = recipes.load(name)
         if by != recipe:
@@ -119,7 +124,7 @@ def wish(source: QuantizedSource, config: EngineConfig, device: torch.device, to
         layout = KvLayout.of(source.config, dtype, config.kv_format)
         wanted = replace(wanted, pages=plan_pages(config, layout), must=False)
     if total is None and isinstance(source.config, HybridConfig):
-        wanted = replace(wanted, states=plan_states(config, StateLayout.of(source.config, dtype)))
+        wanted = replace(wanted, states=plan_states(config, StateLayout.of(source.config, dtype, config.state_dtype)))
     return wanted
 
 

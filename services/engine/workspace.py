@@ -20,11 +20,13 @@ Cached = Literal["plain", "coded"]
 GATHERS: Mapping[tuple[Device, Cached], bool] = {
     ("cpu", "plain"): True,
     ("cpu", "coded"): True,
-    ("cuda", "plain"): True,
-    ("cuda", "coded"): True,
+    ("cuda", "plain"): False,
+    ("cuda", "coded"): False,
 }
 """Whether attention copies the K and V of a layer that a step reads (`kernels.attention.reference`), or reads them
 where they lie in the pages."""
+_SPLITS = 128
+"""Parts at most that a context is read in on a GPU (`kernels.attention.launch`), each with a result of its own."""
 _INDICES = 64
 """Bytes a token for positions, pages, offsets and borders."""
 _CHUNK = 64
@@ -103,10 +105,11 @@ def workspace(
     row = config.kv_heads * config.head_dim
     decoded = 2 * itemsize + (_CODED_ROW if cached == "coded" else 0)
     copied = row * decoded + _QUERY_TILE * (1 + itemsize) if GATHERS[device, cached] else 0
+    parts = 0 if device == "cpu" else 4 * config.heads * _SPLITS * (config.head_dim + 1)
     stages = (
-        _hybrid_stages(config, itemsize, inner, device, tile, copied)
+        _hybrid_stages(config, itemsize, inner, device, tile, copied, parts)
         if isinstance(config, HybridConfig)
-        else _dense_stages(config, itemsize, tile, copied)
+        else _dense_stages(config, itemsize, tile, copied, parts)
     )
     return Workspace(
         stages=stages,
@@ -118,7 +121,7 @@ def workspace(
 
 
 def _hybrid_stages(
-    config: HybridConfig, s: int, inner: int, device: Device, tile: int, copied: int
+    config: HybridConfig, s: int, inner: int, device: Device, tile: int, copied: int, parts: int
 ) -> tuple[Stage, ...]:
     """The residual stream is float32: 4 bytes an element, and twice while a layer's second half runs."""
     hidden = config.hidden_size
@@ -128,27 +131,30 @@ def _hybrid_stages(
     return (
         Stage("embedding", (s + _DECODED) * hidden + _INDICES),
         Stage("norm", normed + 4 * hidden + 12 * hidden),
-        *_attention_stages(normed, q, kv, s, 2 * q + 2 * kv, tile, copied),
+        *_attention_stages(normed, q, kv, s, 2 * q + 2 * kv, tile, copied, parts),
         *_delta_stages(config.delta_net, normed, s, inner, device, tile),
         *_mlp_stages(config.mlp, normed + 4 * hidden, hidden, s, tile),
     )
 
 
-def _dense_stages(config: ModelConfig, s: int, tile: int, copied: int) -> tuple[Stage, ...]:
+def _dense_stages(config: ModelConfig, s: int, tile: int, copied: int, parts: int) -> tuple[Stage, ...]:
     hidden = config.hidden_size
     base = s * hidden + 4 * config.head_dim + _INDICES
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return (
         Stage("embedding", (s + _DECODED) * hidden + _INDICES),
         Stage("norm", base + s * hidden + 12 * hidden),
-        *_attention_stages(base + s * hidden, q, kv, s, q + 2 * kv, tile, copied),
+        *_attention_stages(base + s * hidden, q, kv, s, q + 2 * kv, tile, copied, parts),
         *_mlp_stages(config.intermediate_size, base + s * hidden, hidden, s, tile),
     )
 
 
-def _attention_stages(base: int, q: int, kv: int, s: int, projected: int, tile: int, copied: int) -> tuple[Stage, ...]:
+def _attention_stages(
+    base: int, q: int, kv: int, s: int, projected: int, tile: int, copied: int, parts: int
+) -> tuple[Stage, ...]:
     """`base`: with the normed input; `projected`: outputs of the projection of q, k, v and of the gate; `copied`: bytes
-    of K and V a token of context, 0 where they are read in the pages."""
+    of K and V a token of context, 0 where they are read in the pages; `parts`: of results for parts of the context, a
+    sequence."""
     projection = base + s * projected
     return (
         Stage("attention projection", projection, tile),
@@ -157,6 +163,7 @@ def _attention_stages(base: int, q: int, kv: int, s: int, projected: int, tile: 
         Stage(
             "attention on copied K and V" if copied else "attention",
             projection + s * (q + 2 * kv) + 3 * s * q,
+            sequence=parts,
             context=copied,
         ),
     )
@@ -166,7 +173,7 @@ def _delta_stages(net: DeltaNetConfig, base: int, s: int, inner: int, device: De
     value = net.value_heads * net.value_dim
     wide = net.value_heads * net.key_dim
     projected = net.channels + value
-    # What is projected becomes float32 in a second tensor, and lives as long as the gate z, a view of it.
+    # What is projected is float32 and lives as long as the gate z, a view of it.
     live = base + 4 * projected + inner * net.channels
     pairs = net.value_heads * _CHUNK
     if device == "cpu":
@@ -175,14 +182,15 @@ def _delta_stages(net: DeltaNetConfig, base: int, s: int, inner: int, device: De
         # writes the state; the result in pieces, joined, and as it is returned.
         rule = 4 * (7 * wide + 5 * value + 3 * pairs + 2 * net.key_heads * net.key_dim)
     else:
-        # flash-linear-attention: the packed and the normed q, k, v; the products of a chunk and their inverse (float32
-        # and rounded); w and u; a state for each chunk; the new values, and the result twice.
+        # flash-linear-attention: the products of a chunk and their inverse (float32 and rounded); w and u; a state for
+        # each chunk; the new values, and the result twice.
         states = inner * net.value_heads * net.key_dim * net.value_dim // _CHUNK
-        rule = inner * (2 * net.channels + wide + value + 3 * value) + pairs * (8 + inner) + states
+        rule = inner * (wide + 5 * value) + pairs * (8 + inner) + states + 12 * net.value_heads
+    # On a CPU: columns and inputs in one, their weighted sum, its SiLU and that within float16's range.
+    convolved = 16 * net.channels if device == "cpu" else 0
     return (
         Stage("delta net projection", base + (s + 4) * projected, tile),
-        # Columns and inputs in one, their weighted sum, its SiLU and that within float16's range.
-        Stage("delta net convolution", live + 16 * net.channels),
+        Stage("delta net convolution", live + convolved),
         # The states are taken out of the pool, and put back.
         Stage("gated delta rule", live + rule, sequence=2 * 4 * net.value_heads * net.key_dim * net.value_dim),
         Stage("delta net norm", live + inner * value + 16 * value + s * value),

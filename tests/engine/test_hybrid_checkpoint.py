@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.engine.config import EngineConfig
+from services.engine.config import EngineConfig, StateDtype
 from services.engine.model.config import ModelError
 from services.engine.model.hybrid_config import DeltaNetConfig, ExpertsConfig, HybridConfig, parse_hybrid_config
 from services.engine.model.mtp import MtpHead
@@ -313,12 +313,12 @@ def test_the_27b_and_the_35b() -> None:
 def test_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_hybrid(tmp_path)
 
-    def name(dtype: torch.dtype = torch.float32) -> str:
-        return fingerprint(SafetensorsCheckpoint(tmp_path), dtype)
+    def name(dtype: torch.dtype = torch.float32, state_dtype: StateDtype = "float32") -> str:
+        return fingerprint(SafetensorsCheckpoint(tmp_path), dtype, state_dtype=state_dtype)
 
-    seen = [name(), name(torch.bfloat16)]
+    seen = [name(), name(torch.bfloat16), name(torch.float16), name(state_dtype="float16")]
     edit(tmp_path / "config.json", rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5})
     seen.append(name())
     monkeypatch.setattr("services.engine.cache.states.LAYOUT_VERSION", 2)
     seen.append(fingerprint_module.fingerprint(SafetensorsCheckpoint(tmp_path), torch.float32))
-    assert len(set(seen)) == 4
+    assert len(set(seen)) == 6

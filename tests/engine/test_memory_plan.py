@@ -38,8 +38,8 @@ from tests.engine.tiny_prompts import MODEL
 
 GIB = 2**30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-STATE_27B = 48 * 48 * 128 * 128 * 4 + 48 * 3 * 10_240 * 2 + 5120 * 2
-"""48 layers x 48 heads x 128 x 128 float32, 48 x 3 x 10240 columns and a hidden vector in bfloat16."""
+ELEMENTS_27B = 48 * 48 * 128 * 128
+"""Of a state: layers x heads x 128 x 128."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,11 @@ def config(**given: object) -> EngineConfig:
     return environment.load(EngineConfig, {}, **{name: str(value) for name, value in given.items()})
 
 
+def state(dtype: str) -> int:
+    """Bytes of a slot of the 27B: the state, 48 x 3 x 10240 columns and a hidden vector in bfloat16."""
+    return ELEMENTS_27B * (4 if dtype == "float32" else 2) + 48 * 3 * 10_240 * 2 + 5120 * 2
+
+
 def planned(source: ShapeSource, given: EngineConfig, sessions: int = 1, drafts: int = 0) -> MemoryPlan:
     """As `samovar plan` does on a machine without a GPU."""
     recipe = recipes.load(given.recipe) if given.recipe else None
@@ -60,20 +65,25 @@ def planned(source: ShapeSource, given: EngineConfig, sessions: int = 1, drafts:
 
 
 @pytest.mark.parametrize(
-    ("vram", "recipe", "kv_format", "context", "token"),
+    ("vram", "recipe", "kv_format", "state_dtype", "context", "token"),
     [
-        (16, "gsq3", "rk4v4-e8", 102_400, 17_408),
-        (24, "int4", "fp8", 102_400, 33_024),
-        (32, "nvfp4-mixed", "rk4v4", 262_144, 17_408),
-        (80, "fp8", "bf16", 262_144, 65_536),
+        (16, "gsq3", "rk4v4-e8", "float32", 102_400, 17_408),
+        (24, "int4", "fp8", "float32", 102_400, 33_024),
+        (32, "nvfp4-mixed", "rk4v4", "float32", 262_144, 17_408),
+        (80, "fp8", "bf16", "float32", 262_144, 65_536),
     ],
 )
-def test_cards(large: ShapeSource, vram: int, recipe: str, kv_format: str, context: int, token: int) -> None:
-    found = planned(large, config(vram=f"{vram}GiB", recipe=recipe, kv_format=kv_format, max_model_len=context))
+def test_cards(
+    large: ShapeSource, vram: int, recipe: str, kv_format: str, state_dtype: str, context: int, token: int
+) -> None:
+    given = config(
+        vram=f"{vram}GiB", recipe=recipe, kv_format=kv_format, state_dtype=state_dtype, max_model_len=context
+    )
+    found = planned(large, given)
     assert found.context == context <= found.largest_context
     assert found.pages * 64 >= context
     assert found.bytes(PAGES) == (found.pages + 1) * 64 * token
-    assert found.bytes(STATES) == found.states * STATE_27B
+    assert found.bytes(STATES) == found.states * state(state_dtype)
     assert found.states >= 2
     # No page more would fit.
     assert found.total == vram * GIB >= found.used > found.total - 64 * token
@@ -122,7 +132,8 @@ def test_the_chunk_makes_room(large: ShapeSource) -> None:
     """Small cards read in smaller chunks, so that the context fits beside their work."""
     card = config(vram="1GiB", recipe="gsq3", kv_format="rk4v4", max_model_len=65_536)
     measured, wanted = sizes(large, card, CUDA, recipe=recipes.load("gsq3")), wish(large, card, CUDA, GIB)
-    found = [find_plan(measured, replace(wanted, total=mib * 2**20)) for mib in range(12_000, 36_000, 100)]
+    mebibytes = (*range(13_000, 16_000, 25), *range(16_000, 36_000, 200))
+    found = [find_plan(measured, replace(wanted, total=mib * 2**20)) for mib in mebibytes]
     fitting = [one for one in found if one is not None]
     chunks = [one.chunk for one in fitting]
     assert found[-len(fitting) :] == fitting
@@ -139,6 +150,7 @@ def test_the_chunk_makes_room(large: ShapeSource) -> None:
         ({"vram": "32GiB", "recipe": "nvfp4-mixed", "max_model_len": 262_144}, 1),
         ({"vram": "24GiB", "recipe": "int4", "states": 100}, 1),
         ({"vram": "24GiB", "recipe": "int4", "kv_pages": 5000}, 1),
+        ({"vram": "16GiB", "recipe": "gsq3", "kv_format": "rk4v4", "states": 40}, 1),
     ],
 )
 def test_what_to_change(large: ShapeSource, given: dict[str, object], sessions: int) -> None:
@@ -179,9 +191,34 @@ def runner(given: EngineConfig) -> tuple[ModelRunner, MemoryPlan, int, int]:
     return made, engine_plan(source, given, CPU), parts.card.max_model_len, core._scheduler._config.max_batch_tokens
 
 
-@pytest.mark.parametrize("kv_format", ["auto", "rk4v4-e8"])
+def test_states_of_half_the_size(large: ShapeSource) -> None:
+    """As many slots take less, or there are more of them."""
+    given = {"vram": "32GiB", "recipe": "nvfp4-mixed", "states": 10, "max_model_len": 8192, "max_batch_tokens": 512}
+    wide, half = (planned(large, config(**given, state_dtype=dtype)) for dtype in ("float32", "float16"))
+    saved = 10 * ELEMENTS_27B * 2
+    assert wide.states == half.states == 10
+    assert wide.bytes(STATES) - half.bytes(STATES) == saved
+    assert wide.bytes(WORKSPACE) == half.bytes(WORKSPACE)
+    assert half.pages - wide.pages == pytest.approx(saved / (64 * 65_536), abs=1)
+    auto = [planned(large, config(vram="80GiB", recipe="fp8", state_dtype=dtype)) for dtype in ("float32", "bfloat16")]
+    assert auto[1].states > 1.9 * auto[0].states > 100
+
+
+def test_a_small_card_is_told_of_smaller_states(large: ShapeSource) -> None:
+    given = {"vram": "16GiB", "recipe": "gsq3", "kv_format": "rk4v4", "states": 40}
+    with pytest.raises(DoesNotFit) as caught:
+        planned(large, config(**given))
+    (change,) = (change for change in caught.value.changes if change.what.startswith("SAMOVAR_STATE_DTYPE"))
+    assert change.what == "SAMOVAR_STATE_DTYPE=float16: states of 75 MiB and not 147 MiB"
+    assert change.saves == 40 * ELEMENTS_27B * 2
+    with pytest.raises(DoesNotFit) as caught:
+        planned(large, config(**given, state_dtype="bfloat16", max_model_len=262_144))
+    assert not any("STATE_DTYPE" in change.what for change in caught.value.changes)
+
+
+@pytest.mark.parametrize(("kv_format", "state_dtype"), [("auto", "float16"), ("rk4v4-e8", "float32")])
 @pytest.mark.parametrize("vram", ["0", "200MiB"])
-def test_pools_of_a_real_engine(vram: str, kv_format: str) -> None:
+def test_pools_of_a_real_engine(vram: str, kv_format: str, state_dtype: str) -> None:
     """Byte for byte, with and without a total; on a CPU without one they are what they always were."""
     made, expected, longest, chunk = runner(
         config(
@@ -190,10 +227,12 @@ def test_pools_of_a_real_engine(vram: str, kv_format: str) -> None:
             dtype="float32",
             vram=vram,
             kv_format=kv_format,
+            state_dtype=state_dtype,
             kv_pages=0 if int(vram[0]) else 99,
         )
     )
     assert made._states is not None
+    assert made._states.states.dtype == getattr(torch, state_dtype)
     assert made._pages.tensor.nbytes == expected.bytes(PAGES)
     assert made._states.tensor.nbytes == expected.bytes(STATES)
     assert (longest, chunk) == (expected.context, expected.chunk)
@@ -256,6 +295,7 @@ SIZES = st.builds(
     context=st.integers(1, 300_000),
     workspace=WORK,
     kv_format=st.just("bf16"),
+    state_dtype=st.just("float32"),
 )
 
 

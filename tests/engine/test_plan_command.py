@@ -10,6 +10,7 @@ from tests.engine.tiny_prompts import MODEL
 
 def test_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     asked = f"--model {MODEL} --vram 2GiB --context 8192 --kv-format fp8 --spec mtp:3 --sessions 4 --max-running 8"
+    asked += " --state-dtype float16"
     assert plan.main(asked.split()) == plan.OK
     printed = capsys.readouterr().out
     # 2 layers and 1 of the draft head, 2 heads, K and V, 64 codes and a float16 or wider scale a row.
@@ -17,6 +18,7 @@ def test_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
         r"^K  KV pages +[\d.]+ (MiB|GiB) +[\d.]+%  [\d,]+ of 64 tokens and a blank one, 5\d\d bytes", printed, re.M
     )
     assert re.search(r"^d  draft KV pages .* 2\d\d bytes a token", printed, re.M)
+    assert re.search(r"^S  states .* slots of \d+ KiB in float16", printed, re.M)
     assert re.search(r"^w  workspace .* tokens; or 32 rows of", printed, re.M)  # 8 requests with 3 drafts each
     assert re.search(r"^   all +2\.00 GiB +$", printed, re.M)
     assert re.search(r"Each of 4 sessions may have 8,192 tokens at once", printed)
@@ -43,6 +45,7 @@ def test_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
         (f"--model {MODEL} --device cpu", "how much memory is there? Write --vram 16GiB"),
         (f"--model {MODEL} --vram 16GiB --recipe int9", "recipe 'int9' is neither a TOML file nor one of"),
         (f"--model {MODEL} --vram 16GiB --kv-format fp9", "SAMOVAR_KV_FORMAT='fp9': write one of auto, bf16"),
+        (f"--model {MODEL} --vram 16GiB --state-dtype fp16", "SAMOVAR_STATE_DTYPE='fp16': write one of float32"),
     ],
 )
 def test_what_cannot_be_used(asked: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

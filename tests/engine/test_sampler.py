@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from kernels import sampling
 from services.engine import sampler
+from services.engine.adjustments import Adjustments
 from services.engine.batch import Sampled, SampleSpec
-from services.engine.sampler import SampleRow, sample, uniform
+from services.engine.sampler import Sampler, SampleRow, sample, uniform
 from services.protocol.generate import SamplingParams
 from tests.devices import DEVICES
 
@@ -206,3 +208,92 @@ def test_a_large_vocabulary(device: torch.device, monkeypatch: pytest.MonkeyPatc
         kept = kept[(share.cumsum(0) - share) < param.top_p].sort().values
         cumulative = (p[kept] / p[kept].sum()).cumsum(0)
         assert result.tokens == (int(kept[torch.searchsorted(cumulative, uniform(param.seed, 10), right=True)]),)
+
+
+# The sampler that is kept from step to step.
+
+
+def drawn_by(sampler: Sampler, logits: torch.Tensor, rows: list[SampleRow], bucket: int | None = None) -> list[Sampled]:
+    sampler.prepare(rows, bucket)
+    sampler.draw(logits)
+    return sampler.results(rows)
+
+
+PENALIZED = SamplingParams(
+    max_tokens=1,
+    temperature=0.9,
+    top_p=0.9,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.25,
+    logit_bias={3: 1.5, VOCAB + 7: 9.0},
+    seed=5,
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_penalties_over_many_steps(device: torch.device) -> None:
+    """As counted anew from the whole answer each time; with steps in which the request does not run, one in which its
+    answer went on with tokens that were not drawn, and a resume on another engine."""
+    sampler, prompt, output = Sampler(VOCAB, 4, device), [1, 2, 2, 30], []
+    generator = torch.Generator().manual_seed(1)
+    plain = SampleRow("plain", SampleSpec(SamplingParams(max_tokens=1, temperature=0), [], []), 0)
+    for step in range(30):
+        if step == 12:
+            output[-1:] = [7, 7, 8]
+        if step == 20:
+            sampler = Sampler(VOCAB, 4, device)
+        logits = torch.randn(4, VOCAB, generator=generator)
+        rows = [plain] if step % 5 == 4 else [plain, SampleRow("r", SampleSpec(PENALIZED, prompt, output), step)]
+        results = drawn_by(sampler, logits.clone().to(device), rows, 4)
+        assert results[0] == Sampled((int(logits[0].argmax()),))
+        assert sampler.tokens[len(rows) :].tolist() == [0] * (4 - len(rows))
+        if len(rows) == 2:
+            u = uniform(PENALIZED.seed, step)
+            known = msgspec.structs.replace(PENALIZED, logit_bias={3: 1.5})
+            assert results[1] == Sampled((expected_token(logits[1].tolist(), known, prompt, output, u),))
+            output += results[1].tokens
+    assert len(set(output)) > 3
+
+
+def test_a_step_that_is_prepared_before_the_results_of_the_last() -> None:
+    """The answer that it is told then lacks a token, which the device has counted."""
+    sampler, output = Sampler(VOCAB, 1, torch.device("cpu")), []
+    params = SamplingParams(max_tokens=1, temperature=0, presence_penalty=0.75, frequency_penalty=0.5)
+    rows = [SampleRow("r", SampleSpec(params, [], output), 0)]
+    logits = torch.linspace(0, 4, VOCAB)[None]
+    sampler.prepare(rows)
+    drawn = []
+    for _ in range(12):
+        sampler.draw(logits.clone())
+        sampler.prepare(rows)
+        drawn += sampler.results(rows)[0].tokens
+        output[:] = drawn
+    assert drawn == [draw_one(logits[0].tolist(), params, [], drawn[:n]).tokens[0] for n in range(12)]
+
+
+def test_no_more_requests_are_kept_than_rows() -> None:
+    kept = Adjustments(VOCAB, 2, torch.device("cpu"))
+    plain = SampleSpec(SamplingParams(max_tokens=1), [1], [])
+    spec = SampleSpec(PENALIZED, [1], [])
+    assert kept.of("plain", plain) is None
+    first = kept.of("first", spec)
+    kept.of("second", spec)
+    assert kept.of("first", spec) is first
+    kept.of("third", spec)
+    assert len(kept) == 2
+    assert kept.of("first", spec) is first
+    kept.forget("first")
+    assert len(kept) == 1
+    assert kept.of("first", spec) is not first
+    biased = kept.of("biased", SampleSpec(SamplingParams(max_tokens=1, logit_bias={1: 2.0}), [1], []))
+    assert biased is not None
+    assert biased.cells is None
+
+
+def test_more_rows_than_there_are() -> None:
+    sampler = Sampler(VOCAB, 2, torch.device("cpu"))
+    rows = [SampleRow("r", SampleSpec(SamplingParams(max_tokens=1), [], []), 0)] * 3
+    for bucket in (None, 1, 4):
+        with pytest.raises(ValueError, match="3 rows"):
+            sampler.prepare(rows, bucket)

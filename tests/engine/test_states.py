@@ -1,5 +1,7 @@
 """Slots of recurrent states, and their way to the kvstore's arena and back."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from services.engine.batch import Copy, Row, SampleSpec, ScheduledBatch, Transfe
 from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.cache.states import StateLayout, StatePool, plan_states
 from services.engine.cache.transfer import page_transfers
-from services.engine.config import EngineConfig
+from services.engine.config import EngineConfig, StateDtype
 from services.protocol.kv import Extent
 from services.settings import SettingsError
 from tests.devices import DEVICES
@@ -24,8 +26,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_slot_is_one_piece_and_its_parts_do_not_overlap(device: torch.device) -> None:
-    pool = StatePool(LAYOUT, 4, device)
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_slot_is_one_piece_and_its_parts_do_not_overlap(device: torch.device, state_dtype: torch.dtype) -> None:
+    layout = replace(LAYOUT, state_dtype=state_dtype)
+    pool = StatePool(layout, 4, device)
+    assert (pool.states.dtype, pool.columns.dtype, pool.hidden.dtype) == (state_dtype, *[torch.bfloat16] * 2)
     assert pool.states.shape == (4, 3, 2, 5, 7)
     assert pool.columns.shape == (4, 3, 3, 11)
     assert pool.hidden.shape == (4, 13)
@@ -36,7 +41,7 @@ def test_a_slot_is_one_piece_and_its_parts_do_not_overlap(device: torch.device) 
         assert bool((part[2] == number).all())
     used = sum(part[2].numel() * part.element_size() for part in parts)
     filled = pool.slot(2).clone()
-    assert len(filled) == LAYOUT.state_bytes >= used
+    assert len(filled) == layout.state_bytes >= used
     pool.clear([2])
     assert not pool.tensor.any()
     # The bytes of a slot are all there is: moved to another slot they mean the same.
@@ -61,9 +66,12 @@ def test_layouts_that_differ_are_told_apart() -> None:
             (3, 2, 5, 7, 2, 11, 13, torch.bfloat16),
             (3, 2, 5, 7, 3, 11, 13, torch.float32),
             (2, 2, 5, 7, 3, 11, 13, torch.bfloat16),
+            (3, 2, 5, 7, 3, 11, 13, torch.bfloat16, torch.bfloat16),
+            (3, 2, 5, 7, 3, 11, 13, torch.bfloat16, torch.float16),
+            (3, 2, 5, 7, 3, 11, 13, torch.float16),
         )
     }
-    assert len(names) == 5
+    assert len(names) == 8
 
 
 def test_number_of_slots() -> None:
@@ -72,6 +80,9 @@ def test_number_of_slots() -> None:
     large = StateLayout(48, 48, 128, 128, 3, 10240, 5120, torch.bfloat16)  # the 27B's
     assert large.state_bytes == pytest.approx(151e6 + 2.95e6 + 10240, rel=1e-3)
     assert plan_states(EngineConfig(), large) == 2**30 // large.state_bytes == 6
+    half = replace(large, state_dtype=torch.float16)
+    assert large.state_bytes - half.state_bytes == 48 * 48 * 128 * 128 * 2
+    assert plan_states(EngineConfig(), half) == 13
     huge = StateLayout(480, 48, 128, 128, 3, 10240, 5120, torch.bfloat16)
     with pytest.raises(SettingsError, match="SAMOVAR_STATES: 1073741824 bytes hold no state"):
         plan_states(EngineConfig(), huge)
@@ -139,16 +150,18 @@ def test_transfer_that_does_not_fit(page: int, state: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_offloaded_checkpoint_gives_the_same_answer(device: torch.device) -> None:
+@pytest.mark.parametrize("state_dtype", ["float32", "float16", "bfloat16"])
+def test_an_offloaded_checkpoint_gives_the_same_answer(device: torch.device, state_dtype: StateDtype) -> None:
     """Compute, take a checkpoint inside a page, store it, lose all, restore elsewhere, go on: the same bits."""
     model = decoder(hybrid_oracle("dense"), device)
     ids = random_ids(150, seed=4)
-    cold = Bench(model)
+    cold = Bench(model, state_dtype=state_dtype)
     at_checkpoint = cold.run(row(ids, 0, 100, [0, 1], state=0)).clone()
     expected = cold.run(row(ids, 100, 150, [0, 1, 2], state=0)).clone()
 
-    bench = Bench(model)
+    bench = Bench(model, state_dtype=state_dtype)
     assert bench.states is not None
+    assert bench.states.states.dtype == getattr(torch, state_dtype)
     bench.run(
         row(ids, 0, 100, [6, 4], samples=False, state=3),
         after=(Copy("state", 3, 8), Copy("page", 4, 12)),

@@ -14,7 +14,7 @@ import torch
 from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.cache.states import StateLayout, StatePool
 from services.engine.cache.transfer import page_transfers
-from services.engine.config import EngineConfig, KvFormat
+from services.engine.config import EngineConfig, KvFormat, StateDtype
 from services.engine.core import EngineCore
 from services.engine.mailbox import Message, StepResult, Submit
 from services.engine.model.hybrid_config import HybridConfig
@@ -48,12 +48,14 @@ def context(seed: int, length: int) -> tuple[int, ...]:
 class Engine:
     """Core, scheduler and runner on one thread, with a store under the test's control."""
 
-    def __init__(self, chunk: int, device: torch.device, kv_format: KvFormat = "auto") -> None:
+    def __init__(
+        self, chunk: int, device: torch.device, kv_format: KvFormat = "auto", state_dtype: StateDtype = "float32"
+    ) -> None:
         model = loaded(device)
         assert isinstance(model.model_config, HybridConfig)
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         pages = KvPages(KvLayout.of(model.model_config, torch.float32, kv_format), PAGES, device)
-        states = StatePool(StateLayout.of(model.model_config, torch.float32), SLOTS, device)
+        states = StatePool(StateLayout.of(model.model_config, torch.float32, state_dtype), SLOTS, device)
         self.store = FakeKv(self.inbox, 64, True, pages.page_bytes, states.state_bytes)
         self.store.connect()
         config = SchedulerConfig(

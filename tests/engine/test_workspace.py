@@ -7,6 +7,7 @@ import torch
 
 from bench.random_checkpoint import TEXT
 from services.engine.batch import Row
+from services.engine.config import StateDtype
 from services.engine.model.family import build_decoder, parse_model_config
 from services.engine.workspace import Step, workspace
 from services.protocol.generate import SamplingParams
@@ -56,11 +57,11 @@ MODELS: dict[str, dict[str, Any]] = {
 SAMPLED = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, seed=1)
 
 
-def bench(raw: dict[str, Any], states: int = 2, pages: int = 20) -> Bench:
+def bench(raw: dict[str, Any], states: int = 2, pages: int = 20, state_dtype: StateDtype = "float32") -> Bench:
     model = build_decoder(parse_model_config(raw), torch.float32, torch.device("cpu"))
     for slot in model.slots():
         slot.target.zero_()
-    return Bench(model, pages=pages, states=states)
+    return Bench(model, pages=pages, states=states, state_dtype=state_dtype)
 
 
 def peak(rig: Bench, *rows: Row) -> int:
@@ -81,12 +82,14 @@ def test_prefill(name: str) -> None:
     assert 0.8 * planned <= taken <= planned
 
 
-@pytest.mark.parametrize("name", ["dense", "gated delta rule"])
-def test_decode_and_draw(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "state_dtype"), [("dense", "float32"), ("gated delta rule", "float32"), ("gated delta rule", "float16")]
+)
+def test_decode_and_draw(name: str, state_dtype: StateDtype) -> None:
     """Many rows with a large vocabulary, and states that are larger than all else."""
     large = {"vocab_size": 30_000} if name == "dense" else {"linear_key_head_dim": 256, "linear_value_head_dim": 256}
     count = 24
-    rig = bench({**MODELS[name], **large}, states=count, pages=count)
+    rig = bench({**MODELS[name], **large}, states=count, pages=count, state_dtype=state_dtype)
     ids = random_ids(3, seed=0, vocab=VOCABULARY)
     hybrid = rig.states is not None
     for at in range(count):

@@ -20,6 +20,7 @@ from services.engine.batch import Copy, ModelOutput, Row, SampleSpec, ScheduledB
 from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.cache.states import StateLayout, StatePool
 from services.engine.cache.transfer import page_transfers
+from services.engine.config import StateDtype
 from services.engine.model.dense import DenseDecoder
 from services.engine.model.family import Decoder, build_decoder, parse_model_config
 from services.engine.model.hybrid_config import HybridConfig
@@ -94,12 +95,19 @@ class Recorder:
 class Bench:
     """A ModelRunner over a decoder; `run` returns the logits of the rows that sample."""
 
-    def __init__(self, model: DenseDecoder | HybridDecoder, pages: int = 32, states: int = 16) -> None:
+    def __init__(
+        self,
+        model: DenseDecoder | HybridDecoder,
+        pages: int = 32,
+        states: int = 16,
+        state_dtype: StateDtype = "float32",
+    ) -> None:
         self.model = Recorder(model)
         self.pages = KvPages(KvLayout.of(model.config, model.dtype), pages, model.device)
         self.states = None
         if isinstance(model.config, HybridConfig):
-            self.states = StatePool(StateLayout.of(model.config, model.dtype), states, model.device)
+            layout = StateLayout.of(model.config, model.dtype, state_dtype)
+            self.states = StatePool(layout, states, model.device)
         self.transfers = page_transfers(self.pages, self.states)
         self.runner = ModelRunner(self.model, self.pages, self.transfers, model.device, self.states)
         self.output = ModelOutput(0, {})

@@ -73,7 +73,7 @@ def plain() -> None:
 
 def coded(name: KvFormat) -> None:
     """Each bit of the format in float32, where bfloat16's places are used, and in float16, which has its own."""
-    launch = DecodeLaunch(16, 32, 4, 2, splits=2)
+    launch = DecodeLaunch(8, 16, 4, 2, splits=2, slices=2)
     whole = paged_sequences((1, 0, 3), (65, 5, 67), 2, 2, 64, torch.float32, form=kv_form(name, torch.float32))
     check(decoded(whole, launch), whole)
     # What has overflowed does not come back as something plausible; it stays within its sequence and head.
@@ -86,7 +86,7 @@ def coded(name: KvFormat) -> None:
     assert out[0].isfinite().all()
     assert not out[1:4, 1].isfinite().any()
     half = paged_sequences((2,), (65,), 2, 1, 256, torch.float16, form=kv_form(name, torch.float16))
-    check(decoded(half, replace(launch, block_n=64)), half)
+    check(decoded(half, replace(launch, block_m=16, slices=4)), half)
     form = kv_form(name, torch.bfloat16)
     many = paged_sequences((17, 0, 5), (17, 9, 66), 2, 1, 128, torch.bfloat16, seed=5, form=form)
     check(prefilled(many, PrefillLaunch(64, 64, 4, 2)), many)

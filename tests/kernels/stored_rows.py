@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kernels import kv_codec, norm_rope
 from kernels.kv_codec import KvForm, KvFormat, LayerKv, kv_form, layer_views
-from kernels.kv_codec.store import HeadNorm, store
+from kernels.kv_codec.head_norm import HeadNorm
+from kernels.kv_codec.launches import store
 
 PAGE = 64
 _POISON = 0xA5

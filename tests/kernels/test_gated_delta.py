@@ -114,9 +114,55 @@ def test_a_broken_sequence_does_not_touch_another() -> None:
     assert bool(states[1].isfinite().all())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("way", ["recurrent", "op"])
+def test_half_states_are_rounded_once(way: str, kind: torch.dtype, device: torch.device) -> None:
+    """Bit for bit what float32 states give, outputs too, and rounded when they are stored; from states that are not
+    zero, for spans and singles."""
+    counts, slots = [1, 65, 130, 1], [2, 0, 4, 1]
+    q, k, v, g, beta = (x.to(device) for x in inputs(sum(counts), seed=3))
+    plan = plan_recurrence(counts, slots, device)
+    half = torch.randn(5, VALUE_HEADS, K, V, generator=torch.Generator().manual_seed(0)).to(device, kind)
+    wide = half.float()
+    outs = []
+    for states in (half, wide):
+        out = torch.empty_like(v)
+        if way == "recurrent":
+            reference.recurrent(q, k, v, g, beta, states, plan, out)
+        else:
+            out = gated_delta(q, k, v, g, beta, states, plan)
+        outs.append(out)
+    assert torch.equal(*outs)
+    assert torch.equal(half, wide.to(kind))
+    assert not torch.equal(half.float(), wide)
+
+
+@pytest.mark.parametrize("way", ["recurrent", "op"])
+def test_half_states_saturate(way: str) -> None:
+    """In float16, at both ends; what is not a number stays none, and other dtypes hold the value."""
+    counts = [1, 3]
+    q, k, v, g, beta = inputs(sum(counts), seed=4, decay=0.0)
+    v *= 1e6
+    v[:, 0] = torch.nan
+    plan = plan_recurrence(counts, [0, 1], CPU)
+    for kind in (torch.float16, torch.bfloat16):
+        states = torch.zeros(2, VALUE_HEADS, K, V, dtype=kind)
+        if way == "op":
+            gated_delta(q, k, v, g, beta, states, plan)
+        else:
+            reference.recurrent(q, k, v, g, beta, states, plan, torch.empty_like(v))
+        assert bool(states[:, 0].isnan().all())
+        rest = states[:, 1:].float()
+        assert bool(rest.isfinite().all())
+        assert (float(rest.max()), float(rest.min())) == (65504, -65504) or kind == torch.bfloat16
+        assert float(rest.abs().max()) >= 65504
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_flash_linear_attention_agrees() -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_flash_linear_attention_agrees(kind: torch.dtype) -> None:
     """The 35B-A3B's shape in bfloat16, spans of any length beside decodes, from states that are not zero."""
     pytest.importorskip("fla")
     cuda = torch.device("cuda")
@@ -127,8 +173,8 @@ def test_flash_linear_attention_agrees() -> None:
     v = torch.randn(total, 32, 128, generator=generator).to(cuda, torch.bfloat16)
     g = -0.1 * torch.rand(total, 32, generator=generator).to(cuda)
     beta = torch.rand(total, 32, generator=generator).to(cuda)
-    start = torch.randn(6, 32, 128, 128, generator=generator).to(cuda) * 0.1
-    prepare(16, 32, 128, 128, torch.bfloat16, cuda)
+    start = (torch.randn(6, 32, 128, 128, generator=generator) * 0.1).to(cuda, kind)
+    prepare(16, 32, 128, 128, 4, torch.bfloat16, torch.bfloat16, cuda)
     plan = plan_recurrence(counts, slots, cuda)
     states, exact_states = start.clone(), start.clone()
     out = gated_delta(q, k, v, g, beta, states, plan)
@@ -144,7 +190,7 @@ def test_the_cpu_never_imports_flash_linear_attention(dtype: torch.dtype, monkey
     """It is installed with every engine, and its import looks for a GPU."""
     monkeypatch.setattr(flash, "_installed", lambda: True)
     monkeypatch.setitem(sys.modules, "fla", None)
-    prepare(KEY_HEADS, VALUE_HEADS, K, V, dtype, CPU)
+    prepare(KEY_HEADS, VALUE_HEADS, K, V, 4, dtype, dtype, CPU)
     q, k, v, g, beta = inputs(70, seed=0)
     states = torch.zeros(1, VALUE_HEADS, K, V)
     out = gated_delta(q.to(dtype), k.to(dtype), v.to(dtype), g, beta, states, plan_recurrence([70], [0], CPU))

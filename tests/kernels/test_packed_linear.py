@@ -133,8 +133,9 @@ def test_compiled_ahead_of_time(format: str, capability: int) -> None:
 
 def test_launches() -> None:
     """Splits fill the GPU, and none is shorter than the loads that it has in flight."""
-    wide = stream_launch("nvfp4", 34816, 5120, 64, 1, 132, (9, 0))
+    wide = stream_launch("nvfp4", 34816, 5120, 64, 16, 132, (9, 0))
     assert (wide.rows, wide.splits) == (64, 1)
+    assert stream_launch("nvfp4", 34816, 5120, 64, 8, 132, (9, 0)).splits == 2  # measured
     deep = stream_launch("nvfp4", 5120, 17408, 64, 1, 132, (9, 0))
     assert deep.splits == 6
     assert not deep.pdl

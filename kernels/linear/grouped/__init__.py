@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels.gpu import gpu
 from kernels.linear.grouped import launch, reference
 from kernels.linear.grouped.weight import GroupedWeight
 
@@ -20,7 +21,7 @@ def linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tens
     if len(x) == 0:
         return x.new_empty((0, weight.rows))
     if len(x) <= launch.FEW_ROWS:
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+        processors = gpu(x.device).processors
         return fused.few_rows(x, weight, bias, processors, fused.dot_type(x.dtype))
     out = x.new_empty((len(x), weight.rows))
     step = max(1, launch.TILE_ELEMENTS // weight.columns)

@@ -1,13 +1,13 @@
 """The device's recurrent states: one slot a running request or checkpoint."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.engine.config import EngineConfig
+from services.engine.config import EngineConfig, StateDtype
 from services.engine.model.hybrid_config import HybridConfig
 from services.settings import SettingsError, variable
 
@@ -18,12 +18,17 @@ _ALIGNMENT = 256
 _CHECKPOINTS = 256
 """Slots wished for beside those of the running requests."""
 _HOST_BYTES = 2**30
+_DTYPES: Mapping[StateDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
     """A slot is one piece of `state_bytes` bytes, so that a checkpoint moves by one copy: behind each other the states
-    of all delta net layers (float32 [layers, value_heads, key_dim, value_dim]), their convolution columns
+    of all delta net layers (`state_dtype` [layers, value_heads, key_dim, value_dim]), their convolution columns
     ([layers, past, channels], oldest first) and the last hidden vector behind the final norm ([hidden])."""
 
     layers: int
@@ -36,9 +41,12 @@ class StateLayout:
     hidden: int
     dtype: torch.dtype
     """Of columns and hidden vector: the model's, so that nothing is lost."""
+    state_dtype: torch.dtype = torch.float32
+    """Of the states as they are stored; they are computed in float32."""
 
     @classmethod
-    def of(cls, config: HybridConfig, dtype: torch.dtype) -> "StateLayout":
+    def of(cls, config: HybridConfig, dtype: torch.dtype, state_dtype: StateDtype = "float32") -> "StateLayout":
+        """`dtype`: the model's."""
         net = config.delta_net
         return cls(
             layers=config.delta_net_layers,
@@ -49,6 +57,7 @@ class StateLayout:
             channels=net.channels,
             hidden=config.hidden_size,
             dtype=dtype,
+            state_dtype=_DTYPES[state_dtype],
         )
 
     @property
@@ -58,7 +67,7 @@ class StateLayout:
     @property
     def columns_offset(self) -> int:
         """Bytes from the slot's start, as the others."""
-        return _aligned(4 * math.prod(self.state_shape))
+        return _aligned(self.state_dtype.itemsize * math.prod(self.state_shape))
 
     @property
     def hidden_offset(self) -> int:
@@ -71,7 +80,7 @@ class StateLayout:
     def describe(self) -> str:
         """Equal for layouts that may share checkpoints."""
         shapes = "x".join(map(str, (*self.state_shape, self.past, self.channels, self.hidden)))
-        return f"state{LAYOUT_VERSION}:{shapes}:{self.dtype}"
+        return f"state{LAYOUT_VERSION}:{shapes}:{self.dtype}:{self.state_dtype}"
 
 
 class StatePool:
@@ -85,8 +94,8 @@ class StatePool:
         """[count, state_bytes]."""
         half, columns, hidden = layout.dtype, layout.columns_offset, layout.hidden_offset
         width = layout.layers * layout.past * layout.channels
-        self.states = self._view(torch.float32, 0, math.prod(layout.state_shape)).unflatten(1, layout.state_shape)
-        """float32 [count, layers, value_heads, key_dim, value_dim], a view; so are the next two."""
+        self.states = self._view(layout.state_dtype, 0, math.prod(layout.state_shape)).unflatten(1, layout.state_shape)
+        """`layout.state_dtype` [count, layers, value_heads, key_dim, value_dim], a view; so are the next two."""
         self.columns = self._view(half, columns, width).unflatten(1, (layout.layers, layout.past, layout.channels))
         """[count, layers, past, channels]."""
         self.hidden = self._view(half, hidden, layout.hidden)
@@ -124,8 +133,8 @@ def plan_states(config: EngineConfig, layout: StateLayout) -> int:
     count = min(config.max_running + _CHECKPOINTS, _HOST_BYTES // layout.state_bytes)
     if count < 1:
         raise SettingsError(
-            f"{variable('states')}: {_HOST_BYTES} bytes hold no state of this model, which takes {layout.state_bytes}; "
-            "write 1 or more to take them nevertheless"
+            f"{variable('states')}: {_HOST_BYTES} bytes hold no state of this model, which takes "
+            f"{layout.state_bytes}; write 1 or more to take them nevertheless"
         )
     return count
 

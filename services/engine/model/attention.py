@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels import norm_rope
+from kernels.elementwise import sigmoid_gated
+from kernels.kv_codec import HeadNorm
 from services.engine.model.hybrid_config import HybridConfig
-from services.engine.model.layers import CentredRmsNorm, ForwardContext, Projection, cached_attention
+from services.engine.model.layers import ForwardContext, Projection, cached_attention, head_norm_slots
 from services.engine.model.matrix import Place
 from services.engine.model.slot import Empty
 
@@ -22,18 +23,15 @@ class GatedAttention:
         self._q_rows, self._kv_rows = 2 * config.heads * config.head_dim, config.kv_heads * config.head_dim
         self._qkv = Projection(config.hidden_size, self._q_rows + 2 * self._kv_rows, False, empty)
         self._output = Projection(config.heads * config.head_dim, config.hidden_size, False, empty)
-        self._q_norm = CentredRmsNorm(config.head_dim, config.rms_norm_eps, empty)
-        self._k_norm = CentredRmsNorm(config.head_dim, config.rms_norm_eps, empty)
+        self._norm = HeadNorm("centred", empty(config.head_dim), empty(config.head_dim), config.rms_norm_eps)
 
     def __call__(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, context: ForwardContext) -> Tensor:
         """x [T, hidden] -> residual + out, float32 [T, hidden]; writes this step's K and V first."""
         wide, k, v = self._qkv(x).split((self._q_rows, self._kv_rows, self._kv_rows), dim=-1)
         q, gate = wide.unflatten(-1, (self._heads, 2 * self._dim)).chunk(2, dim=-1)
         k, v = (part.unflatten(-1, (self._kv_heads, self._dim)) for part in (k, v))
-        q = norm_rope.rotate(self._q_norm(q), cos, sin)
-        k = norm_rope.rotate(self._k_norm(k), cos, sin)
-        out = cached_attention(q, k, v, self._layer, self._scale, context)
-        return self._output((out * gate.sigmoid()).flatten(1), residual)
+        out = cached_attention(q, k, v, self._norm, cos, sin, self._layer, self._scale, context)
+        return self._output(sigmoid_gated(out, gate).flatten(1), residual)
 
     def slots(self, name: str) -> list[Place]:
         return [
@@ -41,8 +39,7 @@ class GatedAttention:
             *self._qkv.slots(f"{name}.k_proj", self._q_rows, self._kv_rows),
             *self._qkv.slots(f"{name}.v_proj", self._q_rows + self._kv_rows, self._kv_rows),
             *self._output.slots(f"{name}.o_proj"),
-            *self._q_norm.slots(f"{name}.q_norm"),
-            *self._k_norm.slots(f"{name}.k_norm"),
+            *head_norm_slots(self._norm, name),
         ]
 
 

@@ -26,11 +26,11 @@ def forward_context(
     positions = torch.arange(len(row_of)) - (ends - counts)[row_of] + starts[row_of]
 
     write_from = torch.tensor([row.write_from for row in running], dtype=torch.int64)
-    written = (positions >= write_from[row_of]).nonzero()[:, 0]
     table = torch.tensor([page for row in running for page in row.pages], dtype=torch.int64)
     sizes = torch.tensor([len(row.pages) for row in running], dtype=torch.int64)
-    first_page = (sizes.cumsum(0) - sizes)[row_of[written]]
-    places = table[first_page + positions[written] // BLOCK_TOKENS]
+    first_page = (sizes.cumsum(0) - sizes)[row_of]
+    places = table[first_page + positions // BLOCK_TOKENS]
+    places = torch.where(positions >= write_from[row_of], places, -1)
 
     last = ends - 1
     return ForwardContext(
@@ -44,9 +44,8 @@ def forward_context(
             device,
         ),
         cache=pages.layers,
-        written=None if len(written) == len(positions) else written.to(device),
         pages=places.to(device),
-        offsets=(positions[written] % BLOCK_TOKENS).to(device),
+        offsets=(positions % BLOCK_TOKENS).to(device),
         outputs=last[torch.tensor([row.sample is not None for row in running], dtype=torch.bool)].to(device),
         recurrent=None if states is None else _recurrent(rows, running, counts.tolist(), states, device),
     )

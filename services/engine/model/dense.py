@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import norm_rope
+from kernels.kv_codec import kernels_take
 from services.engine.model.config import ModelConfig
 from services.engine.model.layers import Block, ForwardContext, RmsNorm, inverse_frequencies
 from services.engine.model.matrix import Matrix, Place
@@ -34,6 +35,11 @@ class DenseDecoder:
         yield from self._norm.slots("model.norm")
         if not self.config.tied_head:
             yield self._head.slot("lm_head.weight")
+
+    @property
+    def capturable(self) -> bool:
+        """See `Decoder`."""
+        return kernels_take(self.config.head_dim)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """tokens: int64 [T], those of all rows of the step in a row. Returns the logits of `context.outputs`,

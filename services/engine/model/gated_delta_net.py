@@ -2,11 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from kernels import norm_rope
-from kernels.conv import causal_conv
-from kernels.gated_delta import gated_delta
+from kernels.gated_delta import decode, prefill, verify
+from kernels.gated_delta.net import NetInputs, NetWeights
 from services.engine.model.hybrid_config import HybridConfig
 from services.engine.model.layers import Linear, Projection, RecurrentContext
 from services.engine.model.matrix import Place
@@ -31,13 +30,14 @@ class GatedDeltaNet:
         self._layer = layer
         self._net = net
         self._eps = config.rms_norm_eps
-        self._key_width, self._value_width = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+        self._value_width = net.value_heads * net.value_dim
         self._qkv_z = Projection(config.hidden_size, net.channels + self._value_width, False, empty)
         self._b_a = Linear(config.hidden_size, 2 * net.value_heads, empty)
         self._taps = empty(net.conv_width, net.channels)
         # Whatever the file holds: e^A_log multiplies the logarithm of a decay over thousands of tokens.
         self._a_log = empty(net.value_heads, dtype=torch.float32)
         self._dt_bias = empty(net.value_heads, dtype=torch.float32)
+        self._weights = NetWeights(self._taps, self._a_log, self._dt_bias, net.key_heads, net.key_dim, net.value_dim)
         self._norm = empty(net.value_dim)
         self._output = Projection(self._value_width, config.hidden_size, False, empty)
 
@@ -46,19 +46,30 @@ class GatedDeltaNet:
         net = self._net
         mixed, z = self._qkv_z(x, dtype=torch.float32).split((net.channels, self._value_width), dim=-1)
         b, a = self._b_a(x, torch.float32).chunk(2, dim=-1)
-        mixed = causal_conv(mixed, self._taps, context.columns[:, self._layer], context.plan, inner_dtype(x.dtype))
-        q, k, v = mixed.split((self._key_width, self._key_width, self._value_width), dim=-1)
-        o = gated_delta(
-            q.unflatten(-1, (net.key_heads, net.key_dim)),
-            k.unflatten(-1, (net.key_heads, net.key_dim)),
-            v.unflatten(-1, (net.value_heads, net.value_dim)),
-            -self._a_log.exp() * softplus(a + self._dt_bias),
-            b.sigmoid(),
-            context.states[:, self._layer],
-            context.plan,
-        )
+        o = self._recurrence(NetInputs(mixed, a, b), context, inner_dtype(x.dtype))
         gate = z.unflatten(-1, (net.value_heads, net.value_dim))
         return self._output(norm_rope.rms_norm_gated(o, gate, self._norm, self._eps, x.dtype).flatten(1), residual)
+
+    def _recurrence(self, inputs: NetInputs, context: RecurrentContext, inner: torch.dtype) -> Tensor:
+        """o of dtype `inner` [T, value_heads, value_dim]. Sequences with one token go from the convolution to
+        o at once, longer ones in chunks."""
+        plan, replay = context.plan, context.replay
+        columns, states = context.columns[:, self._layer], context.states[:, self._layer]
+        if replay is not None or plan.packed is None:
+            shape = (len(inputs.mixed), self._net.value_heads, self._net.value_dim)
+            o = torch.empty(shape, dtype=inner, device=inputs.mixed.device)
+        else:
+            o = prefill(inputs, self._weights, columns, states, plan, inner)
+        if replay is not None:
+            verify(inputs, self._weights, columns, states, replay.rows, replay.records, self._layer, o)
+        elif len(plan.singles):
+            decode(inputs, self._weights, columns, states, plan.slots, plan.singles, o)
+        return o
+
+    @property
+    def weights(self) -> NetWeights:
+        """Of the recurrent part; what they are filled with changes, the tensors do not."""
+        return self._weights
 
     def slots(self, name: str) -> list[Place]:
         heads = self._net.value_heads

@@ -8,12 +8,21 @@ from torch import Tensor
 
 from kernels import kv_codec, norm_rope
 from kernels.attention import AttentionPlan, paged_attention
-from kernels.kv_codec import LayerKv
+from kernels.gated_delta.net import Records
+from kernels.kv_codec import HeadNorm, LayerKv
 from kernels.linear import linear
-from kernels.state_plan import StatePlan
+from kernels.state_plan import ReplayRows, StatePlan
 from services.engine.model.config import ModelConfig
 from services.engine.model.matrix import Matrix, MatrixSlot, Place
 from services.engine.model.slot import Empty, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Of a step that only looks ahead: where what moves the states on is kept."""
+
+    rows: ReplayRows
+    records: Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,8 @@ class RecurrentContext:
     """int64 [R]: and the slot of its sequence."""
     sampled: Tensor
     """int64 [S]: slots of the rows whose logits are wanted. They are taken from `hidden`, so a row needs no token."""
+    replay: Replay | None = None
+    """Set: states and columns stay as they are (`HybridDecoder.verify`), and `plan` is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,10 @@ class ForwardContext:
     attention: AttentionPlan
     cache: Sequence[LayerKv]
     """The page pool, layer by layer; written in place."""
-    written: Tensor | None
-    """int64 [W]: the tokens whose K and V are written; None: all."""
     pages: Tensor
-    """int64 [W]: the page that each of them goes to,"""
+    """int64 [T]: the page that K and V of each token go to, negative where they are there already,"""
     offsets: Tensor
-    """int64 [W]: and its place there."""
+    """int64 [T]: and its place there."""
     outputs: Tensor
     """int64 [S]: the tokens whose logits are wanted."""
     recurrent: RecurrentContext | None = None
@@ -104,13 +113,21 @@ class RmsNorm:
         return [Slot(f"{name}.weight", self.weight)]
 
 
-def cached_attention(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, context: ForwardContext) -> Tensor:
-    """Writes this step's k and v [T, kv_heads, dim] to the pages as those of `layer` (counted among the layers that
-    have K and V), then attends: q [T, heads, dim] -> the same shape."""
+def cached_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    norm: HeadNorm | None,
+    cos: Tensor,
+    sin: Tensor,
+    layer: int,
+    scale: float,
+    context: ForwardContext,
+) -> Tensor:
+    """Norms and turns q [T, heads, dim] and k [T, kv_heads, dim], writes k and v to the pages as those of `layer`
+    (counted among the layers that have K and V), then attends. Returns a tensor like q."""
     kv = context.cache[layer]
-    if context.written is not None:
-        k, v = k[context.written], v[context.written]
-    kv_codec.write(kv, k, v, context.pages, context.offsets)
+    q = kv_codec.store(kv, q, k, v, norm, cos, sin, context.pages, context.offsets)
     return paged_attention(q, kv, context.attention, scale)
 
 
@@ -130,17 +147,17 @@ class Attention:
         rows = (config.heads + 2 * config.kv_heads) * config.head_dim
         self._qkv = Projection(config.hidden_size, rows, config.qkv_bias, empty)
         self._output = Projection(config.heads * config.head_dim, config.hidden_size, config.output_bias, empty)
-        self._q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, empty) if config.qk_norm else None
-        self._k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, empty) if config.qk_norm else None
+        self._norm = (
+            HeadNorm("plain", empty(config.head_dim), empty(config.head_dim), config.rms_norm_eps)
+            if config.qk_norm
+            else None
+        )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: ForwardContext) -> Tensor:
         """x [T, hidden] -> [T, hidden]; writes this step's K and V first."""
         heads = self._qkv(x).unflatten(-1, (-1, self._dim))
         q, k, v = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-        q, k = norm_rope.rotate(q, cos, sin), norm_rope.rotate(k, cos, sin)
-        out = cached_attention(q, k, v, self._layer, self._scale, context)
+        out = cached_attention(q, k, v, self._norm, cos, sin, self._layer, self._scale, context)
         return self._output(out.flatten(1))
 
     def slots(self, name: str) -> list[Place]:
@@ -151,9 +168,13 @@ class Attention:
             *self._qkv.slots(f"{name}.v_proj", q_rows + kv_rows, kv_rows),
             *self._output.slots(f"{name}.o_proj"),
         ]
-        if self._q_norm is not None and self._k_norm is not None:
-            slots += [*self._q_norm.slots(f"{name}.q_norm"), *self._k_norm.slots(f"{name}.k_norm")]
+        if self._norm is not None:
+            slots += head_norm_slots(self._norm, name)
         return slots
+
+
+def head_norm_slots(norm: HeadNorm, name: str) -> list[Place]:
+    return [Slot(f"{name}.q_norm.weight", norm.q_weight), Slot(f"{name}.k_norm.weight", norm.k_weight)]
 
 
 class Mlp:

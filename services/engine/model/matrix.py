@@ -6,8 +6,8 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
+from kernels.elementwise import silu_gated
 from kernels.embedding import embed
 from kernels.linear import linear, swiglu
 from kernels.linear.grouped import weight as grouped
@@ -51,8 +51,7 @@ class Matrix:
         """silu(g) * u, where [g | u] = x W^T: [T, columns] -> [T, rows / 2]."""
         if len(self._blocks) == 1:
             return swiglu(x, self._blocks[0])
-        gate, up = self(x).chunk(2, dim=-1)
-        return silu(gate) * up
+        return silu_gated(self(x))
 
     def take(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Of a whole matrix: see `kernels.embedding.embed`."""

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels import gated_delta, norm_rope
+from kernels.gated_delta.net import NetWeights, Records, empty_records
+from kernels.kv_codec import kernels_take
 from services.engine.model.attention import GatedAttention, partial_frequencies
 from services.engine.model.gated_delta_net import GatedDeltaNet, inner_dtype
 from services.engine.model.hybrid_config import HybridConfig
@@ -44,6 +46,11 @@ class HybridBlock:
             return self._mlp(self._mlp_norm(x, torch.float32), x)
         return self._mlp(self._mlp_norm(x), x)
 
+    @property
+    def net(self) -> NetWeights | None:
+        """None where the mixer is attention."""
+        return self._mixer.weights if isinstance(self._mixer, GatedDeltaNet) else None
+
     def slots(self) -> list[Place]:
         kind = "self_attn" if isinstance(self._mixer, GatedAttention) else "linear_attn"
         return [
@@ -77,6 +84,11 @@ class HybridDecoder:
         if not self.config.tied_head:
             yield self._head.slot("lm_head.weight")
 
+    @property
+    def capturable(self) -> bool:
+        """See `Decoder`. The host reads which experts a step takes."""
+        return isinstance(self.config.mlp, int) and kernels_take(self.config.head_dim)
+
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """tokens: int64 [T], those of all rows of the step in a row; T may be 0. Leaves states, convolution columns
         and last hidden vectors in the slots of the step's rows. Returns the logits of the rows that sample, float32
@@ -87,16 +99,49 @@ class HybridDecoder:
             states.hidden[states.slots] = self._norm(x[states.last])
         return self.logits(states.hidden[states.sampled])
 
+    def verify(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        """The logits behind each of the step's tokens, float32 [T, vocab_size], of a context with `replay`: K and V are
+        written, but no state, column or hidden vector is. `fold` moves them on."""
+        return self.logits(self._norm(self.body(tokens, context)))
+
+    def fold(self, context: RecurrentContext, accepted: Tensor) -> None:
+        """Move the states of a verified step on by the first accepted[n] (int32, on the device) tokens of sequence n,
+        to the last bit as if the step had ended there."""
+        replay = context.replay
+        if replay is None:
+            raise ValueError("the step was not verified")
+        rows = replay.rows
+        net = self._net()
+        gated_delta.fold(net, context.columns, context.states, rows.slots, rows.places, accepted, replay.records)
+
+    def records(self, rows: int) -> Records:
+        """For the verification of so many tokens in all."""
+        inner = inner_dtype(self.dtype)
+        return empty_records(self.config.delta_net_layers, rows, self._net(), inner, self.dtype, self.device)
+
+    def _net(self) -> NetWeights:
+        """Of any layer, for the shapes."""
+        return next(block.net for block in self._blocks if block.net is not None)
+
     def prepare(self) -> None:
         """Have kernels that tune themselves do so before the first request; on a GPU it may take a minute."""
         net = self.config.delta_net
-        dtype = inner_dtype(self.dtype)
-        gated_delta.prepare(net.key_heads, net.value_heads, net.key_dim, net.value_dim, dtype, self.device)
+        inner = inner_dtype(self.dtype)
+        gated_delta.prepare(
+            net.key_heads,
+            net.value_heads,
+            net.key_dim,
+            net.value_dim,
+            net.conv_width,
+            inner,
+            self.dtype,
+            self.device,
+        )
 
     def body(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """All tokens' vectors behind the last block, float32 [T, hidden], before the final norm."""
         cos, sin = self.angles(context.positions)
-        x = self.embed(tokens).float()
+        x = self._embedding.take(tokens, torch.float32)
         for block in self._blocks:
             x = block(x, cos, sin, context)
         return x

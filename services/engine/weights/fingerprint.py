@@ -1,12 +1,12 @@
 """Names a model for the cache: engines with equal fingerprints share KV blocks.
 
 Covered: the weights, all that the decoder reads from the model's config, the dtype that it runs in, and the layout of
-a page (with the KV format and its version) and of a recurrent state. Of weight files up to 1 GiB in all, every byte
-counts; of larger ones all headers (names, shapes, types) and three samples of 64 KiB of each tensor, which any
-training step or other quantization changes; so the same model in two formats is two models. Not covered: names and
-places of files, the device and whether quantized weights stay packed (all agree up to rounding), and the tokenizer of
-a safetensors folder, since KV depends on token ids alone. The same weights in other files (GGUF or safetensors, other
-shards) count as another model.
+a page (with the KV format and its version) and of a recurrent state (with its dtype). Of weight files up to 1 GiB in
+all, every byte counts; of larger ones all headers (names, shapes, types) and three samples of 64 KiB of each tensor,
+which any training step or other quantization changes; so the same model in two formats is two models. Not covered:
+names and places of files, the device and whether quantized weights stay packed (all agree up to rounding), and the
+tokenizer of a safetensors folder, since KV depends on token ids alone. The same weights in other files (GGUF or
+safetensors, other shards) count as another model.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import torch
 
 from services.engine.cache.pages import KvLayout
 from services.engine.cache.states import StateLayout
-from services.engine.config import KvFormat
+from services.engine.config import KvFormat, StateDtype
 from services.engine.model.hybrid_config import HybridConfig
 from services.engine.weights.checkpoint import Checkpoint, WeightFile
 
@@ -25,14 +25,18 @@ _SAMPLE = 2**16
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: torch.dtype, kv_format: KvFormat = "auto", whole_up_to: int = _WHOLE_UP_TO
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    kv_format: KvFormat = "auto",
+    state_dtype: StateDtype = "float32",
+    whole_up_to: int = _WHOLE_UP_TO,
 ) -> str:
     """32 hex digits, the same on every machine."""
     digest = hashlib.blake2b(digest_size=16, person=b"samovar-model")
     layout = KvLayout.of(checkpoint.config, dtype, kv_format)
     parts = [repr(checkpoint.config), layout.describe()]
     if isinstance(checkpoint.config, HybridConfig):
-        parts.append(StateLayout.of(checkpoint.config, dtype).describe())
+        parts.append(StateLayout.of(checkpoint.config, dtype, state_dtype).describe())
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part.encode())
     for data in _content(checkpoint.files(), whole_up_to):

@@ -81,7 +81,7 @@ def load_checkpoint(checkpoint: QuantizedSource, name: str, config: EngineConfig
         with torch.inference_mode():
             model.prepare()
     progress(0.95, "fingerprint")
-    model_fingerprint = fingerprint(checkpoint, dtype, config.kv_format)
+    model_fingerprint = fingerprint(checkpoint, dtype, config.kv_format, config.state_dtype)
     progress(1.0, "loaded")
     return LoadedModel(
         name=config.model_name or name,

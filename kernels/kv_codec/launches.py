@@ -1,11 +1,10 @@
 """All that happens to q, k and v between their projection and attention, in one launch.
 
-A program takes one head of q, k or v of one token: it norms it, turns it by the token's position, rotates it where the
-format asks for that, and writes q to a tensor of its own, K and V as codes and scales to the pages.
+A program takes one head of q, k or v of one token: it norms it, turns it by the token's position, rotates K and V where
+the format asks for that, and writes q to a tensor of its own, K and V as codes and scales to the pages.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,24 +12,13 @@ from torch import Tensor
 from kernels.kv_codec import triton as kernels
 from kernels.kv_codec.e8 import E8Rows
 from kernels.kv_codec.floats import Fp8Rows, Nvfp4Rows
+from kernels.kv_codec.head_norm import HeadNorm
 from kernels.kv_codec.integers import Int4Rows, Int8Rows
 from kernels.kv_codec.layer import LayerKv, Rows
 from kernels.kv_codec.rows import PlainRows, RowCodec
 
 _kernel: Any = kernels.store
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """RMS norm of each head of q and k before it is turned."""
-
-    kind: Literal["plain", "centred"]
-    """`norm_rope.rms_norm` or `norm_rope.rms_norm_centred`, whose weight is 1 + w."""
-    q_weight: Tensor
-    k_weight: Tensor
-    """[head_dim] both."""
-    eps: float
 
 
 def store(
@@ -46,17 +34,11 @@ def store(
     out: Tensor,
     pdl: bool = False,
 ) -> None:
-    """out = q, and the pages hold K and V, as of
+    """As `kv_codec.store`, with the same roundings; q goes to `out`.
 
-        q = norm_rope.rotate(norm(q), cos, sin)         # kv_codec.rotate of it, where kv.form.rotated
-        k = norm_rope.rotate(norm(k), cos, sin)
-        kv_codec.write(kv, k, v, pages, offsets)
-
-    with the same roundings. q [T, heads, head_dim], k and v [T, kv_heads, head_dim], out like q: bfloat16, float16 or
-    float32, all of one dtype with the norm's weights, with any strides but the last, which is 1. cos, sin float32
-    [T, R/2], contiguous, 0 < R <= head_dim. pages, offsets int64 [T], contiguous, where token n goes; no place may
-    occur twice. A token with a negative page is nobody's: its K and V go nowhere, its q is computed. head_dim is a
-    power of two, 16 at least, and a multiple of `kv.form.multiple`. On a GPU, or in Triton's interpreter.
+    q, k, v and out, which is like q, are bfloat16, float16 or float32, with any strides but the last, which is 1. cos,
+    sin float32 [T, R/2], contiguous, R > 0. pages, offsets contiguous. head_dim is a power of two, 16 at least, and a
+    multiple of `kv.form.multiple`. On a GPU, or in Triton's interpreter.
 
     Given the same float32 rows, codes and scales are those of the torch codecs to the last bit, but that a NaN may be
     another NaN, and that E8 sums squares in an order of its own (`encode`), which decides between points that are

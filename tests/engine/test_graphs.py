@@ -1,0 +1,136 @@
+"""A decode step as a graph runs it: padded to its bucket, everything read from memory that stays where it is. On a GPU
+captured and replayed, on a CPU the same step as it is."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from services.engine.batch import Row, Sampled, SampleSpec, ScheduledBatch
+from services.engine.cache.pages import KvLayout, KvPages
+from services.engine.cache.states import StateLayout, StatePool
+from services.engine.cache.transfer import page_transfers
+from services.engine.graphs import buckets
+from services.engine.model.dense import DenseDecoder
+from services.engine.model.hybrid_config import HybridConfig
+from services.engine.model.qwen3_5 import HybridDecoder
+from services.engine.runner import ModelRunner
+from services.engine.step_inputs import Bucket
+from services.protocol.generate import SamplingParams
+from tests.devices import DEVICES
+from tests.engine.hybrid_models import hybrid_oracle
+from tests.engine.tiny_models import decoder, oracle, random_ids
+
+PARAMS = [
+    SamplingParams(max_tokens=1, temperature=0),
+    SamplingParams(max_tokens=1, temperature=1.1, top_p=0.9, seed=3),
+    SamplingParams(max_tokens=1, temperature=0.8, top_k=20, presence_penalty=0.7, seed=9),
+]
+
+
+class Engine:
+    """Sequences that decode beside each other, each with pages and a state of its own."""
+
+    def __init__(self, model: DenseDecoder | HybridDecoder, shapes: Sequence[Bucket] = ()) -> None:
+        self.pages = KvPages(KvLayout.of(model.config, model.dtype), 16, model.device)
+        self.states = None
+        if isinstance(model.config, HybridConfig):
+            self.states = StatePool(StateLayout.of(model.config, model.dtype), 4, model.device)
+        transfers = page_transfers(self.pages, self.states)
+        self.runner = ModelRunner(model, self.pages, transfers, model.device, self.states, running=4)
+        self.runner.graphs.capture(shapes, 600.0, lambda _, __: None)
+        self.sequences = [random_ids(length, seed=length) for length in (61, 5, 130)]
+        self.prompts = [len(ids) for ids in self.sequences]
+        self.done = [0, 0, 0]
+        self.steps = 0
+
+    def row(self, which: int) -> Row:
+        """All that the sequence has not run yet, or its newest token."""
+        ids, start, prompt = self.sequences[which], self.done[which], self.prompts[which]
+        spec = SampleSpec(PARAMS[which], ids[:prompt], ids[prompt:])
+        pages = [5 * which + page for page in range(-(-len(ids) // 64))]
+        state = -1 if self.states is None else which
+        return Row(f"r{which}", ids[start:], start, pages, start, spec, state)
+
+    def step(self, *which: int) -> dict[str, Sampled]:
+        self.steps += 1
+        output = self.runner.run(ScheduledBatch(self.steps, tuple(self.row(sequence) for sequence in which)))
+        for sequence in which:
+            self.done[sequence] = len(self.sequences[sequence])
+            self.sequences[sequence] += output.sampled[f"r{sequence}"].tokens
+        return dict(output.sampled)
+
+    def memory(self) -> list[torch.Tensor]:
+        """What the sequences have; the blank page is nobody's."""
+        held = [self.pages.tensor[: self.pages.count]]
+        return held if self.states is None else [*held, self.states.tensor[: self.states.count]]
+
+
+def models(kind: str, device: torch.device) -> DenseDecoder | HybridDecoder:
+    return decoder(oracle("llama", head_dim=16) if kind == "llama" else hybrid_oracle(kind), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["llama", "dense", "dense-three"])
+def test_graphs_give_what_the_kernels_give_one_by_one(kind: str, device: torch.device) -> None:
+    """Bit for bit, over page borders and changing batches; steps that are no decode are run between them."""
+    model = models(kind, device)
+    exact = [Bucket(1, 256), Bucket(2, 256), Bucket(3, 256)]
+    plain, graphed = Engine(model), Engine(model, exact)
+    for _ in range(2):
+        for which in ((0, 1, 2), (0, 1, 2), (2, 0), (1,), (1, 2, 0), (0, 1, 2), (1, 2)):
+            assert plain.step(*which) == graphed.step(*which)
+            for expected, got in zip(plain.memory(), graphed.memory(), strict=True):
+                assert torch.equal(expected, got)
+    assert min(map(len, plain.sequences)) > 12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_is_nobody(device: torch.device) -> None:
+    """Fewer rows than the graph has places: their results do not depend on it, and nothing else is touched."""
+    model = models("dense", device)
+    alone, padded = Engine(model), Engine(model, [Bucket(4, 256)])
+    for engine in (alone, padded):
+        engine.step(0, 1, 2)
+    before = padded.memory()
+    untouched = [piece.clone() for piece in before]
+    for _ in range(5):
+        assert alone.step(1) == padded.step(1)
+    pages, states = padded.memory()
+    assert torch.equal(pages[:5], untouched[0][:5])
+    assert torch.equal(pages[6:], untouched[0][6:])
+    assert torch.equal(states[[0, 2, 3]], untouched[1][[0, 2, 3]])
+    assert not torch.equal(states[1], untouched[1][1])
+
+
+def test_the_smallest_bucket_that_holds_the_step() -> None:
+    engine = Engine(models("dense", torch.device("cpu")), [Bucket(1, 128), Bucket(4, 128), Bucket(4, 256)])
+    find = engine.runner.graphs.find
+    assert find([engine.row(1)]) is None  # a prefill
+    engine.step(0, 1, 2)
+    assert find([engine.row(1)]) == Bucket(1, 128)
+    assert find([engine.row(0), engine.row(1)]) == Bucket(4, 128)
+    assert find([engine.row(2)]) == Bucket(4, 256)
+    assert find([engine.row(0), engine.row(2)]) == Bucket(4, 256)
+
+
+def test_buckets_of_an_engine() -> None:
+    assert buckets(5, 100_000) == [Bucket(rows, length) for length in (100_000, 8192) for rows in (1, 2, 4, 5)]
+    assert buckets(1, 4096) == [Bucket(1, 4096)]
+
+
+def test_time_that_is_up_leaves_steps_without_a_graph() -> None:
+    engine = Engine(models("llama", torch.device("cpu")))
+    engine.runner.graphs.capture([Bucket(1, 256)], -1.0, lambda _, __: None)
+    engine.step(1)
+    assert engine.runner.graphs.find([engine.row(1)]) is None
+    assert engine.step(1)["r1"].tokens
+
+
+def test_a_state_that_does_not_exist() -> None:
+    engine = Engine(models("dense", torch.device("cpu")), [Bucket(1, 256)])
+    engine.step(1)
+    row = engine.row(1)
+    wrong = Row(row.request_id, row.tokens, row.start, row.pages, row.write_from, row.sample, 4)
+    with pytest.raises(IndexError, match="state 4 of 4"):
+        engine.runner.run(ScheduledBatch(9, (wrong,)))
