@@ -1,7 +1,7 @@
 # Samovar. `make help` lists what there is. Needs Python 3.11 or newer; everything else is installed into .venv.
 #   PYTHON=/path/to/python   makes the environment with that interpreter
 #   VENV=folder              puts it somewhere else
-#   ARGS="--port 18080"      options for `make up` (samovar up --help), `make test` (pytest) and `make bench`
+#   ARGS="--port 18080"      options for `make up` (samovar up --help), `make test` (pytest), `make bench` and `make bench-engine`
 
 VENV ?= .venv
 PYTHON ?=
@@ -13,7 +13,7 @@ RUN = $(VENV)/.samovar-run
 DEV = $(VENV)/.samovar-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint test-gpu bench bench-linear docs clean
+.PHONY: help up test lint test-gpu bench bench-linear bench-engine docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,9 @@ bench: $(DEV) ## measure, and write docs/benchmarks
 
 bench-linear: $(DEV) ## measure products with packed weights on a CUDA device
 	$(VENV)/bin/python -m bench linear
+
+bench-engine: $(DEV) ## measure prefill and decode of the 27B's shape on a CUDA device (ARGS="--help": the choice)
+	$(VENV)/bin/python -m bench engine $(ARGS)
 
 docs: $(RUN) ## write docs/configuration.md anew from the settings
 	$(VENV)/bin/python -m services.cli.configuration

@@ -1,23 +1,48 @@
-"""`python -m bench [NAME ...]`: measure, print, and write to docs/benchmarks/."""
+"""`python -m bench [NAME ...]`: measure, print, and write to docs/benchmarks/.
+
+Only `engine` takes options, and then no other name beside it: `python -m bench engine --help`."""
 
 import sys
 
-from bench import attention, gated_delta, gateway, kv_formats, linear, perplexity, streams, tiny, tool_stream
+from bench import (
+    attention,
+    draft_samples,
+    engine,
+    gated_delta,
+    gated_delta_prefill,
+    gateway,
+    kv_formats,
+    linear,
+    perplexity,
+    sampling,
+    small_kernels,
+    streams,
+    tiny,
+    tool_stream,
+)
 
 BENCHES = {
     "attention": attention.main,
+    "engine": engine.main,
     "gated-delta": gated_delta.main,
+    "gated-delta-prefill": gated_delta_prefill.main,
     "gateway": gateway.main,
     "kv-formats": kv_formats.main,
     "linear": linear.main,
     "perplexity": perplexity.main,
+    "sampling": sampling.main,
+    "small-kernels": small_kernels.main,
     "streams": streams.main,
     "tiny": tiny.main,
+    "tiny-drafts": draft_samples.main,
     "tool-stream": tool_stream.main,
 }
 
 
 def main(names: list[str]) -> int:
+    if names[:1] == ["engine"]:
+        engine.main(names[1:])
+        return 0
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         print(f"no bench is called {', '.join(unknown)}; there are: {', '.join(BENCHES)}", file=sys.stderr)

@@ -1,5 +1,9 @@
-"""`python -m bench.attention_launches`: launches that `kernels/attention/launch.py` could choose, the fastest first."""
+"""`python -m bench.attention_launches`: launches that `kernels/attention/launch.py` could choose, the fastest first.
 
+With `coded`: only those of decode over coded pages, which take most of their time to compile.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -18,10 +22,12 @@ from kernels.kv_codec import KvFormat
 L = TypeVar("L", DecodeLaunch, PrefillLaunch)
 
 _FORMATS: tuple[KvFormat, ...] = ("fp8", "int8", "rk4v4-e8")
-DECODE = [
-    *(Case("27B", 1, 1, 98304), Case("27B", 1, 1, 1024), Case("27B", 1, 4, 98304), Case("27B", 1, 8, 98304)),
-    *(Case("27B", 1, rows, 98304, name) for name in _FORMATS for rows in (1, 8)),
-]
+DECODE = [Case("27B", 1, 1, 98304), Case("27B", 1, 1, 1024), Case("27B", 1, 4, 98304), Case("27B", 1, 8, 98304)]
+_CODED: tuple[tuple[KvFormat, int], ...] = (
+    *(("fp8", 1), ("int8", 1), ("rk4v4", 1), ("rk4v4-e8", 1)),
+    *(("fp8", 4), ("rk4v4-e8", 4), ("fp8", 8)),
+)
+CODED = [Case("27B", 1, rows, 98304, name) for name, rows in _CODED]
 PREFILL = [
     *(Case("27B", 1, 8192, 8192), Case("27B", 1, 2048, 98304)),
     *(Case("27B", 1, 8192, 8192, name) for name in _FORMATS),
@@ -34,13 +40,21 @@ _PREFILL = [(128, 64, 8, 2), (128, 64, 8, 1), (128, 32, 8, 2), (128, 32, 8, 3), 
 
 def decode_launches(case: Case) -> list[DecodeLaunch]:
     chosen = chosen_decode(case)
-    bulk = (False, True) if case.format == "auto" else (False,)
     others = [chosen.block_m // 2] if chosen.block_m > 16 else []
-    if case.format != "auto" and case.rows > 1:
-        others.append(chosen.block_m * 2)
     return [
         replace(chosen, block_m=block_m, block_n=block_n, warps=warps, stages=stages, tma=tma)
-        for block_m, (block_n, warps, stages), tma in product([chosen.block_m, *others], _TILES, bulk)
+        for block_m, (block_n, warps, stages), tma in product([chosen.block_m, *others], _TILES, (False, True))
+    ]
+
+
+def coded_launches(case: Case) -> list[DecodeLaunch]:
+    """Of a warp a slice: fewer copies under way, and shorter rounds of more programs."""
+    chosen = chosen_decode(case)
+    return [
+        chosen,
+        replace(chosen, stages=chosen.stages - 1),
+        replace(chosen, warps=2, slices=2, splits=2 * chosen.splits),
+        *([replace(chosen, block_m=8)] if chosen.block_m > 8 else []),
     ]
 
 
@@ -74,6 +88,14 @@ def main() -> None:
         return
     with torch.inference_mode():
         bandwidth, rate = copy_bandwidth(), matrix_rates()[0]
+        for case in CODED:
+            data, best = data_of(case), case.kv_bytes / bandwidth
+            fastest = measured(case, data, coded_launches(case), time_decode, best)
+            splits = [replace(fastest, splits=splits) for splits in (32, 64, 96, 128) if splits != fastest.splits]
+            measured(case, data, splits, time_decode, best)
+            del data
+        if "coded" in sys.argv[1:]:
+            return
         for case in DECODE:
             data, best = data_of(case), case.kv_bytes / bandwidth
             fastest = measured(case, data, decode_launches(case), time_decode, best)

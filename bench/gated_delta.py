@@ -1,5 +1,5 @@
 """A gated delta net's few rows a sequence. On a GPU: decode, verify and fold at the 27B's shape, against the time that
-copying their states would take; prefill by flash-linear-attention beside it. On a CPU: how far states of 16 bits drift.
+copying their states would take (prefill: `bench.gated_delta_prefill`). On a CPU: how far states of 16 bits drift.
 """
 
 import math
@@ -13,7 +13,7 @@ from bench import results
 from bench.linear import copy_bandwidth, replayed
 from bench.results import Entry
 from kernels.conv import causal_conv
-from kernels.gated_delta import NetInputs, NetWeights, decode, flash, fold, gated_delta, reference, verify
+from kernels.gated_delta import NetInputs, NetWeights, decode, fold, gated_delta, reference, verify
 from kernels.gated_delta.launch import StateLaunch
 from kernels.gated_delta.net import empty_records, gates
 from kernels.gated_delta.replay_reference import rounded
@@ -25,7 +25,6 @@ CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * DIM
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BATCHES = (1, 4, 8, 16, 32)
 ROWS = (2, 4, 8, 16)
-PREFILLS = (512, 2048, 8192)
 LAUNCHES = [StateLaunch(columns, warps) for columns in (8, 16, 32, 64) for warps in (1, 2, 4)]
 STEPS = 16384
 HEADS = ((4, 0.5), (64, 0.5), (1024, 0.5), (16384, 0.5), (16384, 0.01))
@@ -128,9 +127,6 @@ def timings() -> Iterator[Entry]:
                 name = f"columns{launch.columns}-warps{launch.warps}/batch{batch}"
                 yield timed(f"sweep/decode/{name}", stack.decode, 2 * stack.layer_bytes / copy)
                 yield timed(f"sweep/verify4/{name}", wide.verify, wide.layer_bytes / copy)
-    if flash.usable(torch.empty(0, dtype=torch.float16, device="cuda")):
-        for tokens in PREFILLS:
-            yield unbounded(f"prefill/flash/{tokens}", prefill(tokens))
 
 
 def timed(name: str, run: Callable[[], None], best: float) -> Entry:
@@ -154,17 +150,6 @@ def synchronised(run: Callable[[], object], times: int = 10) -> float:
         torch.cuda.synchronize()
         taken.append(start.elapsed_time(end) / 1e3)
     return median(taken[2:])
-
-
-def prefill(tokens: int) -> float:
-    """Seconds of the chunked rule for one sequence."""
-    cuda = torch.device("cuda")
-    q, k = (torch.randn(tokens, KEY_HEADS, DIM, dtype=torch.float16, device=cuda) for _ in range(2))
-    v = torch.randn(tokens, VALUE_HEADS, DIM, dtype=torch.float16, device=cuda)
-    g, beta = -0.1 * torch.rand(tokens, VALUE_HEADS, device=cuda), torch.rand(tokens, VALUE_HEADS, device=cuda)
-    states = torch.zeros(1, VALUE_HEADS, DIM, DIM, device=cuda)
-    plan = plan_recurrence([tokens], [0], cuda)
-    return synchronised(lambda: gated_delta(q, k, v, g, beta, states, plan))
 
 
 def drifts() -> Iterator[Entry]:

@@ -48,9 +48,8 @@ class Ceilings:
     fp8: float
 
 
-def random_weight(format: str, rows: int, columns: int) -> Weight:
+def random_weight(format: str, rows: int, columns: int, device: torch.device | str = "cuda") -> Weight:
     """Any bits are codes; columns are a multiple of the unit."""
-    device = "cuda"
     if format in FP8:
         codes = torch.randint(0, 0x7F, (rows, columns), dtype=torch.uint8, device=device)
         if format == "fp8":

@@ -9,7 +9,7 @@ such lengths give 1,440.
 
 No one of these lengths agrees with the card for both kinds: code comes within 2 points at 80 tokens, English at 160,
 and they were found by trying ten lengths against the card. So that they agree there proves nothing; which length the
-card used is not known.
+card used is not known. What can be said with lengths fixed beforehand is in draft_samples.py.
 """
 
 import queue
@@ -81,17 +81,33 @@ def measure(model: LoadedModel, prompts: int | None = None) -> dict[str, Any]:
 
 def measure_kind(model: LoadedModel, kind: DraftKind, prompts: int | None = None) -> dict[int, Acceptance]:
     """By the number of output tokens that count at most."""
-    assert model.mtp is not None
     texts = [each.text for each in load_prompts(PROMPTS) if each.kind == kind][:prompts]
+    accepted = accepted_in(model, answered(model, texts, max(LENGTHS[kind])))
+    return {length: acceptance(first_tokens(accepted, length), DRAFTS) for length in LENGTHS[kind]}
+
+
+def answered(model: LoadedModel, texts: Sequence[str], limit: int) -> list[Dialog]:
+    """The model's greedy answers, of `limit` tokens at most."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    answers: list[list[int]] = []
+    for first in range(0, len(prompts), TOGETHER):
+        answers += greedy(model, prompts[first : first + TOGETHER], limit)
+    return [Dialog(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def accepted_in(model: LoadedModel, dialogs: Sequence[Dialog]) -> list[list[int]]:
+    """As `accepted_drafts`, a few dialogs at a time."""
+    assert model.mtp is not None
     accepted: list[list[int]] = []
-    for first in range(0, len(rows), TOGETHER):
-        batch = rows[first : first + TOGETHER]
-        answers = greedy(model, batch, max(LENGTHS[kind]))
-        dialogs = [Dialog(prompt, answer) for prompt, answer in zip(batch, answers, strict=True)]
-        accepted += accepted_drafts(model.mtp, dialogs, DRAFTS)
-    return {length: acceptance([each[: length - DRAFTS] for each in accepted], DRAFTS) for length in LENGTHS[kind]}
+    for first in range(0, len(dialogs), TOGETHER):
+        accepted += accepted_drafts(model.mtp, dialogs[first : first + TOGETHER], DRAFTS)
+    return accepted
+
+
+def first_tokens(accepted: Sequence[Sequence[int]], length: int) -> list[Sequence[int]]:
+    """What would have been counted had the answers ended after `length` tokens."""
+    return [each[: length - DRAFTS] for each in accepted]
 
 
 def greedy(model: LoadedModel, prompts: Sequence[Sequence[int]], limit: int) -> list[list[int]]:

@@ -20,6 +20,7 @@ from tools.train.evaluation.draft_prompts import (
     draft_prompts,
     load_prompts,
     save_prompts,
+    text_windows,
 )
 from tools.train.evaluation.needles import needle_case
 from tools.train.evaluation.report import EvalOptions, Report, evaluate
@@ -300,3 +301,18 @@ def test_draft_prompts_are_held_out_and_the_same_for_one_seed(held_source: Sourc
         if prompt.kind == "tool calls":
             system = prompt.text.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
             assert all(is_held_name(name) for name in tools_of(system))
+
+
+def test_text_windows_lie_evenly_over_the_held_out_text(held_source: Source):
+    dataset = held_source.dataset
+    found = text_windows(dataset, 3)
+    assert [prompt.kind for prompt in found] == ["code"] * 3 + ["English"] * 3
+    for kind, three in (("python", found[:3]), ("english", found[3:])):
+        tokens = dataset.texts[kind]
+        whole = len(tokens) // PASSAGE_TOKENS
+        for number, prompt in enumerate(three):
+            start = number * whole // 3 * PASSAGE_TOKENS
+            ids = [10 if t >= dataset.ordinary_ids else t for t in tokens[start : start + PASSAGE_TOKENS].tolist()]
+            assert prompt.text == dataset.decode(ids).strip("\ufffd")
+    with pytest.raises(ValueError, match=r"windows, 1000000 are asked for"):
+        text_windows(dataset, 1_000_000)

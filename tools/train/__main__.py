@@ -17,7 +17,9 @@ def main() -> None:
     add_prepare(commands.add_parser("prepare", help="text folders -> a data folder"))
     add_train(commands.add_parser("train", help="a data folder -> a model folder"))
     add_eval(commands.add_parser("eval", help="measure a model folder"))
-    add_draft_prompts(commands.add_parser("draft-prompts", help="a data folder -> prompts for `python -m bench tiny`"))
+    add_draft_prompts(
+        commands.add_parser("draft-prompts", help="a data folder -> prompts for `python -m bench tiny tiny-drafts`")
+    )
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -178,16 +180,22 @@ def add_draft_prompts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines")
     parser.add_argument("--count", type=int, default=96, help="prompts of each kind (default 96)")
     parser.add_argument("--seed", default="draft-prompts", help="any text")
+    parser.add_argument(
+        "--windows", action="store_true", help="code and English only, evenly over the held-out text: nothing is drawn"
+    )
     parser.set_defaults(run=run_draft_prompts)
 
 
 def run_draft_prompts(arguments: argparse.Namespace) -> None:
     from tools.train.data.dataset import Dataset
-    from tools.train.evaluation.draft_prompts import draft_prompts, save_prompts
+    from tools.train.evaluation.draft_prompts import draft_prompts, save_prompts, text_windows
     from tools.train.tasks.source import Source
 
-    source = Source(Dataset(arguments.data, "held"), arguments.seed)
-    save_prompts(arguments.out, draft_prompts(source, arguments.count))
+    dataset = Dataset(arguments.data, "held")
+    if arguments.windows:
+        save_prompts(arguments.out, text_windows(dataset, arguments.count))
+    else:
+        save_prompts(arguments.out, draft_prompts(Source(dataset, arguments.seed), arguments.count))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+
+from tools.train.data.dataset import Dataset, TextKind
 from tools.train.tasks.chat import small_talk
-from tools.train.tasks.source import Source
+from tools.train.tasks.source import SPECIAL_REPLACEMENT, Source
 from tools.train.tasks.tools.episode import tool_case
 from tools.train.tasks.tools.held_out import UNSEEN
 from tools.train.tasks.wording import EMPTY_THOUGHT, SYSTEM
@@ -54,6 +57,26 @@ def draw_text(source: Source, kind: DraftKind) -> str:
 def passage(source: Source, kind: Literal["python", "english"]) -> str:
     """About PASSAGE_TOKENS tokens; characters that the cut broke are left out."""
     return source.dataset.decode(source.passage(kind, PASSAGE_TOKENS).tolist()).strip("\ufffd")
+
+
+def text_windows(dataset: Dataset, count: int) -> list[DraftPrompt]:
+    """`count` passages of code, then of English, with no draw: the split is cut into windows of PASSAGE_TOKENS tokens
+    from its start to its end, of which every n-th is taken, evenly over the whole. Raises ValueError where there are
+    fewer than `count`."""
+    return [DraftPrompt("code", text) for text in windows(dataset, "python", count)] + [
+        DraftPrompt("English", text) for text in windows(dataset, "english", count)
+    ]
+
+
+def windows(dataset: Dataset, kind: TextKind, count: int) -> list[str]:
+    tokens = dataset.texts[kind]
+    whole = len(tokens) // PASSAGE_TOKENS
+    if whole < count:
+        raise ValueError(f"{kind}: the split {dataset.split!r} has {whole} windows, {count} are asked for")
+    starts = [number * whole // count * PASSAGE_TOKENS for number in range(count)]
+    rows = [np.asarray(tokens[start : start + PASSAGE_TOKENS], dtype=np.int32) for start in starts]
+    ordinary = [np.where(row < dataset.ordinary_ids, row, SPECIAL_REPLACEMENT).tolist() for row in rows]
+    return [dataset.decode(ids).strip("\ufffd") for ids in ordinary]
 
 
 def save_prompts(path: Path, prompts: Sequence[DraftPrompt]) -> None:

@@ -1,0 +1,70 @@
+"""A step that verifies drafts of one sequence, as speculation will run it: the model over several tokens, a draw behind
+each, and the states moved on by all of them."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from services.engine.batch import Row, SampleSpec
+from services.engine.cache.pages import KvPages
+from services.engine.cache.states import StatePool
+from services.engine.model.qwen3_5 import HybridDecoder
+from services.engine.sampler import Sampler, SampleRow
+from services.engine.step_inputs import Bucket, StepInputs
+from services.protocol.generate import SamplingParams
+from services.protocol.hashing import BLOCK_TOKENS
+
+_GREEDY = SamplingParams(max_tokens=1, temperature=0)
+_WARM_UPS = 3
+
+
+@torch.inference_mode()
+def verify_seconds(
+    model: HybridDecoder, pages: KvPages, states: StatePool, depth: int, tokens: int, steps: int
+) -> float:
+    """The median of `steps` steps of `tokens` tokens behind `depth` that the first pages hold; 0 tokens: a decode,
+    which moves its state on as it reads it. On a GPU it is captured."""
+    device, count = model.device, max(1, tokens)
+    context = -(-(depth + count) // BLOCK_TOKENS)
+    row = Row("verify", [1] * count, depth, list(range(context)), depth, SampleSpec(_GREEDY, [1], []), 0)
+    records = model.records(count) if tokens else None
+    inputs = StepInputs(Bucket(1, context * BLOCK_TOKENS, count), pages, states, device, records)
+    sampler = Sampler(model.config.vocab_size, count, device)
+    drawn = [SampleRow(f"verify-{place}", SampleSpec(_GREEDY, [1], []), depth + place) for place in range(count)]
+    accepted = torch.full((1,), count, dtype=torch.int32, device=device)
+    recurrent = inputs.context.recurrent
+    assert recurrent is not None
+    sampler.prepare(drawn)
+
+    def forward() -> None:
+        if tokens:
+            sampler.draw(model.verify(inputs.tokens, inputs.context))
+            model.fold(recurrent, accepted)
+        else:
+            sampler.draw(model.forward(inputs.tokens, inputs.context))
+
+    run = _captured(forward) if device.type == "cuda" else forward
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        inputs.fill([row])
+        sampler.prepare(drawn)
+        run()
+        sampler.results(drawn)
+        times.append(time.perf_counter() - begin)
+    return median(times)
+
+
+def _captured(forward: Callable[[], None]) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            forward()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        forward()
+    return graph.replay
