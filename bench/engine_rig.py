@@ -19,7 +19,7 @@ from services.engine.cache.states import StateLayout, StatePool
 from services.engine.cache.transfer import page_transfers
 from services.engine.config import KvFormat, StateDtype
 from services.engine.core import EngineCore
-from services.engine.graphs import buckets
+from services.engine.decode_steps import buckets
 from services.engine.mailbox import CancelRequest, StepResult, Submit
 from services.engine.model.qwen3_5 import HybridDecoder
 from services.engine.request import Request
@@ -107,7 +107,7 @@ class EngineRig:
             self._contexts = FilledContexts(self._runner, self._pages, self._states)
         if device.type == "cuda" and model.capturable and graph_seconds:
             context = min(model.config.context_length, pages * BLOCK_TOKENS)
-            self._runner.graphs.capture(buckets(running, context), graph_seconds, lambda share, what: None)
+            self._runner.decodes.capture(buckets(running, context), graph_seconds, lambda share, what: None)
         self._names = itertools.count()
 
     @property

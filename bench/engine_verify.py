@@ -31,19 +31,19 @@ def verify_seconds(
     row = Row("verify", [1] * count, depth, list(range(context)), depth, SampleSpec(_GREEDY, [1], []), 0)
     records = model.records(count) if tokens else None
     inputs = StepInputs(Bucket(1, context * BLOCK_TOKENS, count), pages, states, device, records)
+    slots, places = torch.zeros(2, 1, dtype=torch.int64, device=device)
     sampler = Sampler(model.config.vocab_size, count, device)
     drawn = [SampleRow(f"verify-{place}", SampleSpec(_GREEDY, [1], []), depth + place) for place in range(count)]
     accepted = torch.full((1,), count, dtype=torch.int32, device=device)
-    recurrent = inputs.context.recurrent
-    assert recurrent is not None
     sampler.prepare(drawn)
 
     def forward() -> None:
-        if tokens:
-            sampler.draw(model.verify(inputs.tokens, inputs.context))
-            model.fold(recurrent, accepted)
+        given = inputs.tokens(sampler.tokens)
+        if records is not None:
+            sampler.draw(model.logits(model.verify(given, inputs.context)))
+            model.fold(states.columns, states.states, slots, places, accepted, records)
         else:
-            sampler.draw(model.forward(inputs.tokens, inputs.context))
+            sampler.draw(model.forward(given, inputs.context))
 
     run = _captured(forward) if device.type == "cuda" else forward
     times = []
@@ -52,7 +52,7 @@ def verify_seconds(
         inputs.fill([row])
         sampler.prepare(drawn)
         run()
-        sampler.results(drawn)
+        sampler.results(drawn, sampler.fetch(drawn))
         times.append(time.perf_counter() - begin)
     return median(times)
 

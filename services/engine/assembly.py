@@ -98,7 +98,7 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
     from services.engine.cache.pages import KvLayout, KvPages
     from services.engine.cache.states import StateLayout, StatePool
     from services.engine.cache.transfer import page_transfers
-    from services.engine.graphs import buckets
+    from services.engine.decode_steps import buckets
     from services.engine.model.hybrid_config import HybridConfig
     from services.engine.runner import ModelRunner
     from services.engine.sizing import cap, engine_plan
@@ -127,7 +127,7 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         transfers = page_transfers(pages, states)
         runner = ModelRunner(loaded.model, pages, transfers, device, states, config.max_running)
         if device.type == "cuda" and loaded.model.capturable and config.graph_seconds:
-            runner.graphs.capture(buckets(config.max_running, plan.context), config.graph_seconds, progress)
+            runner.decodes.capture(buckets(config.max_running, plan.context), config.graph_seconds, progress)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     except RuntimeError as error:

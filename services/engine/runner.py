@@ -10,8 +10,8 @@ from services.engine.batch import Copy, ModelOutput, Row, Sampled, ScheduledBatc
 from services.engine.cache.pages import KvPages
 from services.engine.cache.states import StatePool
 from services.engine.cache.transfer import PageTransfers
-from services.engine.graphs import DecodeGraphs, sample_rows
-from services.engine.model.context import begun_pages, forward_context
+from services.engine.decode_steps import DecodeSteps, sample_rows
+from services.engine.model.context import begin, forward_context
 from services.engine.model.family import Decoder
 from services.engine.sampler import Sampler
 
@@ -38,12 +38,12 @@ class ModelRunner:
         self._transfers = transfers
         self._device = device
         self._sampler = Sampler(model.config.vocab_size, running, device)
-        self._graphs = DecodeGraphs(model, pages, states, self._sampler, device)
+        self._decodes = DecodeSteps(model, pages, states, self._sampler, device)
 
     @property
-    def graphs(self) -> DecodeGraphs:
+    def decodes(self) -> DecodeSteps:
         """Without any captured, all steps are run kernel by kernel."""
-        return self._graphs
+        return self._decodes
 
     def run(self, batch: ScheduledBatch) -> ModelOutput:
         """Raises ValueError for a token id that the model does not have (the server refuses such prompts), IndexError
@@ -76,21 +76,18 @@ class ModelRunner:
         if self._states is not None:
             for row in rows:
                 self._states.check(row.state)
-        self._pages.clear(begun_pages(rows))
-        if self._states is not None:
-            self._states.clear([row.state for row in rows if row.start == 0 and row.tokens])
         drawn = sample_rows(rows)
-        bucket = self._graphs.find(rows)
-        if bucket is not None:
-            self._graphs.run(bucket, rows)
-        else:
+        results = self._decodes.run(rows)
+        if results is None:
+            begin(rows, self._pages, self._states)
             context = forward_context(rows, self._pages, self._states, self._device)
             logits = self._model.forward(tokens.to(self._device), context)
+            results = []
             if drawn:
                 self._sampler.prepare(drawn)
                 self._sampler.draw(logits)
-        # The wait for the device is in here: tokens come back to the host.
-        results = self._sampler.results(drawn) if drawn else []
+                # The wait for the device is in here, as in `run` above: tokens come back to the host.
+                results = self._sampler.results(drawn, self._sampler.fetch(drawn))
         return {row.request_id: result for row, result in zip(drawn, results, strict=True)}
 
     def _check(self, tokens: Tensor) -> None:

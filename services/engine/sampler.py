@@ -39,9 +39,20 @@ class SampleRow:
     """Absolute, of the token to draw."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens on their way to the host."""
+
+    rows: tuple[SampleRow, ...]
+    tokens: Tensor
+    """int64 [rows], of the host; not written again before another two draws are fetched."""
+    arrived: torch.cuda.Event | None
+
+
 class Sampler:
-    """Draws for the rows of one step after the other: `prepare`, `draw`, `results`. Only `draw` works with the logits,
-    without a word to the host, so that it may be captured in a CUDA graph and replayed with other rows.
+    """Draws for the rows of one step after the other: `prepare`, `draw`, `fetch`, `results`. The next step may be
+    started before the results. Only `draw` works with the logits, without a word to the host, so that it may be
+    captured in a CUDA graph and replayed with other rows.
 
     All calls from one thread, with one current stream.
     """
@@ -53,7 +64,7 @@ class Sampler:
         self._table = sampling.DrawTable(rows, device)
         self._workspace = sampling.draw_workspace(rows, device)
         self._adjustments = Adjustments(vocab_size, rows, device)
-        self._host = torch.zeros(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._hosts = [torch.zeros(rows, dtype=torch.int64, pin_memory=device.type == "cuda") for _ in range(2)]
 
     def prepare(self, rows: Sequence[SampleRow], bucket: int | None = None) -> None:
         """Say how the next `draw` draws: row n of its logits as rows[n] says, nothing in the rows behind them. Enqueues
@@ -70,18 +81,29 @@ class Sampler:
         vocab], changed in place."""
         sampling.draw_rows(logits, self._table, self._workspace, self.tokens)
 
-    def results(self, rows: Sequence[SampleRow]) -> list[Sampled]:
-        """What the last draw gave to the rows that it was prepared with. Waits for the device.
+    def fetch(self, rows: Sequence[SampleRow]) -> Drawn:
+        """Enqueue the way of the last draw's tokens, of the rows that it was prepared with, to the host."""
+        self._hosts.reverse()
+        host = self._hosts[0][: len(rows)]
+        host.copy_(self.tokens[: len(rows)], non_blocking=True)
+        arrived = None
+        if self.tokens.is_cuda:
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return Drawn(tuple(rows), host, arrived)
+
+    def results(self, rows: Sequence[SampleRow], drawn: Drawn, places: Sequence[int] | None = None) -> list[Sampled]:
+        """What `drawn` has for the rows; row n at places[n] there, or at n. Waits for the device.
 
         A row whose logits hold NaN or +inf (broken weights, an overflow) ends with `error`; the others are not
         concerned.
         """
-        host = self._host[: len(rows)]
-        host.copy_(self.tokens[: len(rows)], non_blocking=True)
-        if self.tokens.is_cuda:
-            torch.cuda.current_stream(self.tokens.device).synchronize()
+        if drawn.arrived is not None:
+            drawn.arrived.synchronize()
+        tokens = drawn.tokens.tolist()
         results = []
-        for row, token in zip(rows, host.tolist(), strict=True):
+        for row, place in zip(rows, range(len(rows)) if places is None else places, strict=True):
+            token = tokens[place]
             if token >= 0:
                 self._adjustments.drawn(row.request_id, token)
                 results.append(Sampled((token,)))
@@ -111,4 +133,4 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     sampler = Sampler(logits.shape[1], len(rows), logits.device)
     sampler.prepare(rows)
     sampler.draw(logits)
-    return sampler.results(rows)
+    return sampler.results(rows, sampler.fetch(rows))

@@ -216,7 +216,7 @@ def test_a_large_vocabulary(device: torch.device, monkeypatch: pytest.MonkeyPatc
 def drawn_by(sampler: Sampler, logits: torch.Tensor, rows: list[SampleRow], bucket: int | None = None) -> list[Sampled]:
     sampler.prepare(rows, bucket)
     sampler.draw(logits)
-    return sampler.results(rows)
+    return sampler.results(rows, sampler.fetch(rows))
 
 
 PENALIZED = SamplingParams(
@@ -266,8 +266,9 @@ def test_a_step_that_is_prepared_before_the_results_of_the_last() -> None:
     drawn = []
     for _ in range(12):
         sampler.draw(logits.clone())
+        fetched = sampler.fetch(rows)
         sampler.prepare(rows)
-        drawn += sampler.results(rows)[0].tokens
+        drawn += sampler.results(rows, fetched)[0].tokens
         output[:] = drawn
     assert drawn == [draw_one(logits[0].tolist(), params, [], drawn[:n]).tokens[0] for n in range(12)]
 

@@ -21,8 +21,10 @@ from services.engine.model.hybrid_config import HybridConfig
 from services.engine.request import Request
 from services.engine.runner import ModelRunner
 from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.step_inputs import Bucket
 from services.engine.weights.loader import LoadedModel, load_model
 from services.protocol.generate import SamplingParams, Usage
+from services.protocol.hashing import BLOCK_TOKENS
 from tests.devices import DEVICES
 from tests.engine.tiny_prompts import MODEL, prompts, tokenizer
 from tests.fakes import FakeKv
@@ -49,8 +51,14 @@ class Engine:
     """Core, scheduler and runner on one thread, with a store under the test's control."""
 
     def __init__(
-        self, chunk: int, device: torch.device, kv_format: KvFormat = "auto", state_dtype: StateDtype = "float32"
+        self,
+        chunk: int,
+        device: torch.device,
+        kv_format: KvFormat = "auto",
+        state_dtype: StateDtype = "float32",
+        captured: bool = True,
     ) -> None:
+        """With `captured` up to four requests decode in steps that start before the last one's tokens are known."""
         model = loaded(device)
         assert isinstance(model.model_config, HybridConfig)
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -69,6 +77,9 @@ class Engine:
         )
         self.scheduler = Scheduler(config, self.store)
         runner = ModelRunner(model.model, pages, page_transfers(pages, states), device, states)
+        if captured:
+            runner.decodes.capture([Bucket(4, PAGES * BLOCK_TOKENS)], 600.0, lambda share, what: None)
+        self.decodes = runner.decodes
         self.core = EngineCore(self.scheduler, runner, self.inbox, self.take)
         self.told: dict[str, list[int]] = {}
         self.usages: dict[str, Usage] = {}
@@ -124,7 +135,7 @@ class Engine:
 
 @lru_cache
 def cold(prompt: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
-    return tuple(Engine(4096, device).serve("cold", prompt))
+    return tuple(Engine(4096, device, captured=False).serve("cold", prompt))
 
 
 @pytest.fixture(autouse=True)

@@ -55,10 +55,14 @@ def test_verified_and_folded(kind: str, device: torch.device) -> None:
     inputs.fill(rows)
     recurrent = inputs.context.recurrent
     assert recurrent is not None
+    assert recurrent.replay is not None
+    replay, nothing = recurrent.replay, torch.empty(1, dtype=torch.int64, device=device)
     with torch.inference_mode():
-        logits = model.verify(inputs.tokens, inputs.context)
+        logits = model.logits(model.verify(inputs.tokens(nothing), inputs.context))
         assert torch.equal(ahead.states.tensor, before)
-        model.fold(recurrent, torch.tensor([*accepted, 0], dtype=torch.int32, device=device))
+        taken = torch.tensor([*accepted, 0], dtype=torch.int32, device=device)
+        pool, of = ahead.states, replay.rows
+        model.fold(pool.columns, pool.states, of.slots, of.places, taken, replay.records)
 
     for which, count in enumerate(counts):
         for done in range(count):

@@ -51,6 +51,13 @@ def forward_context(
     )
 
 
+def begin(rows: Sequence[Row], pages: KvPages, states: StatePool | None) -> None:
+    """What is to be done before the rows run: pages and states that they begin hold nothing of their former owners'."""
+    pages.clear(begun_pages(rows))
+    if states is not None:
+        states.clear([row.state for row in rows if row.start == 0 and row.tokens])
+
+
 def begun_pages(rows: Sequence[Row]) -> list[int]:
     """The pages whose first token is written in this step: what they hold belongs to nobody any more."""
     begun: list[int] = []

@@ -100,19 +100,15 @@ class HybridDecoder:
         return self.logits(states.hidden[states.sampled])
 
     def verify(self, tokens: Tensor, context: ForwardContext) -> Tensor:
-        """The logits behind each of the step's tokens, float32 [T, vocab_size], of a context with `replay`: K and V are
-        written, but no state, column or hidden vector is. `fold` moves them on."""
-        return self.logits(self._norm(self.body(tokens, context)))
+        """The vectors behind the step's tokens, normed, [T, hidden], of a context with `replay`: K and V are written,
+        but no state, column or hidden vector of the pool is. `fold` moves states and columns on."""
+        return self._norm(self.body(tokens, context))
 
-    def fold(self, context: RecurrentContext, accepted: Tensor) -> None:
-        """Move the states of a verified step on by the first accepted[n] (int32, on the device) tokens of sequence n,
-        to the last bit as if the step had ended there."""
-        replay = context.replay
-        if replay is None:
-            raise ValueError("the step was not verified")
-        rows = replay.rows
-        net = self._net()
-        gated_delta.fold(net, context.columns, context.states, rows.slots, rows.places, accepted, replay.records)
+    def fold(
+        self, columns: Tensor, states: Tensor, slots: Tensor, places: Tensor, accepted: Tensor, records: Records
+    ) -> None:
+        """See `kernels.gated_delta.fold`."""
+        gated_delta.fold(self._net(), columns, states, slots, places, accepted, records)
 
     def records(self, rows: int) -> Records:
         """For the verification of so many tokens in all."""
