@@ -26,7 +26,7 @@ from typing import Any, get_args
 
 import torch
 
-from bench import engine_plot, engine_trace, results
+from bench import engine_plot, engine_timeline, engine_trace, results
 from bench.engine_peer import NAME, NoPeer, peer
 from bench.engine_rig import EngineRig, fitting_pages, pages_for
 from bench.engine_trace import Trace
@@ -110,6 +110,13 @@ class Report:
     def failed(self, name: str, error: Exception) -> None:
         self.failures.append(name)
         print(f"{name}: FAILED: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+
+    def picture(self, name: str, launches: Sequence[engine_trace.Launch]) -> None:
+        """Of a traced case, beside the numbers."""
+        if self._topic:
+            path = results.FOLDER / f"{self._topic}-{name.replace('/', '-')}.svg"
+            path.write_text(engine_timeline.svg(f"{name}, {self._device}: {engine_trace.STEPS} steps", launches))
+            self._kept(path)
 
     def plot(self) -> None:
         if not self._topic:
@@ -235,6 +242,8 @@ class Bench:
             self._traces[case] = found[0]
             engine_trace.show(case, found[0], median(seconds) * 1e6)
             engine_trace.save(self._options.trace, self._traces)
+            if len(self._traces) == 1:  # the others look alike
+                self._report.picture(case, found[0].launches)
 
     def _verify(self, rig: EngineRig, name: str, depth: int) -> None:
         """Ratio: to the time of a decode, which is the limit."""

@@ -12,29 +12,33 @@ from bench.results import Entry, write_entries
 from kernels.sampling import Adjustment, DrawRow, DrawTable, cells_of, draw_rows, draw_workspace
 
 VOCAB = 248320
-ROWS = (1, 8, 16, 64)
+ROWS = (1, 8, 64)
 _DRAWS = 16
 """In a graph, so that its own start does not count."""
-_SPREADS = {"peaked": 4.0, "flat": 1.0}
-"""Standard deviation of normal logits: the first like a model's, the second like random weights'."""
+_SPREADS = {"peaked": 4.0, "flat": 1.0, "flat-bf16": 1.0}
+"""Standard deviation of normal logits: the first like a model's; the others like random weights', the last rounded to
+bf16, so that many are equal at every border. No greedy row looks different on them."""
 
 
 def kinds(device: torch.device) -> dict[str, DrawRow]:
     cells = cells_of(range(0, VOCAB, 10), range(1000), VOCAB, device)
     return {
         "greedy": DrawRow(0.0),
-        "temperature": DrawRow(1.0, uniform=0.3),
-        "top-p": DrawRow(1.0, top_p=0.95, uniform=0.3),
+        "temperature": DrawRow(0.7, uniform=0.3),
+        "top-p": DrawRow(0.7, top_p=0.95, uniform=0.3),
         "top-k-20-top-p": DrawRow(0.7, top_k=20, top_p=0.8, uniform=0.3),
+        "top-k-50000-top-p": DrawRow(0.7, top_k=50000, top_p=0.95, uniform=0.3),
         "penalties": DrawRow(0.0, adjustment=Adjustment(cells, 1.1, 0.5, 0.1)),
     }
 
 
-def time_draws(row: DrawRow, count: int, spread: float, device: torch.device) -> float:
+def time_draws(row: DrawRow, count: int, spread: str, device: torch.device) -> float:
     """Seconds a step."""
     table, workspace = DrawTable(count, device), draw_workspace(count, device)
     table.fill([row] * count)
-    logits = torch.randn(count, VOCAB, device=device) * spread
+    logits = torch.randn(count, VOCAB, device=device) * _SPREADS[spread]
+    if spread.endswith("bf16"):
+        logits = logits.bfloat16().float()
     tokens = torch.zeros(count, dtype=torch.int64, device=device)
 
     def run() -> None:
@@ -54,11 +58,11 @@ def main() -> None:
     with torch.inference_mode():
         bandwidth = copy_bandwidth()
         for kind, row in kinds(device).items():
-            for spread, deviation in _SPREADS.items():
+            for spread in _SPREADS:
                 if row.temperature == 0 and spread != "peaked":
                     continue
                 for count in ROWS:
-                    seconds = time_draws(row, count, deviation, device)
+                    seconds = time_draws(row, count, spread, device)
                     best = count * VOCAB * 4 / bandwidth
                     label = f"sampling/{kind}/{spread}/rows{count}"
                     entries.append(Entry(label, round(seconds * 1e6, 2), "us", round(best / seconds, 3)))

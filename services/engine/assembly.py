@@ -125,9 +125,10 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
             states = StatePool(layout, plan.states, device)
         pages = KvPages(KvLayout.of(loaded.model_config, dtype, config.kv_format), plan.pages, device)
         transfers = page_transfers(pages, states)
-        runner = ModelRunner(loaded.model, pages, transfers, device, states, config.max_running)
+        running = config.max_running if states is None else min(config.max_running, states.count)
+        runner = ModelRunner(loaded.model, pages, transfers, device, states, running)
         if device.type == "cuda" and loaded.model.capturable and config.graph_seconds:
-            runner.decodes.capture(buckets(config.max_running, plan.context), config.graph_seconds, progress)
+            runner.decodes.capture(buckets(running, plan.context), config.graph_seconds, progress)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     except RuntimeError as error:

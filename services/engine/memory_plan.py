@@ -25,7 +25,8 @@ MOST_SESSIONS = 4096
 """That are counted."""
 
 WEIGHTS, DRAFT, PAGES, DRAFT_PAGES = "weights", "draft head", "KV pages", "draft KV pages"
-STATES, WORKSPACE, DEVICE, HEADROOM = "states", "workspace", "CUDA context", "headroom"
+STATES, WORKSPACE, DECODES = "states", "workspace", "decode graphs"
+DEVICE, HEADROOM = "CUDA context", "headroom"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,8 @@ def _page(sizes: Sizes) -> int:
 def _needed(sizes: Sizes, wish: Wish, chunk: int, pages: int, states: int) -> int:
     """The sum of `_lines`."""
     fixed = sizes.weights + sizes.draft + wish.device + _headroom(wish.total)
-    work = sizes.workspace.bytes(_step(wish, chunk, states, pages))
+    step = _step(wish, chunk, states, pages)
+    work = sizes.workspace.bytes(step) + sizes.workspace.decodes(step.running)
     return fixed + (pages + 1) * _page(sizes) + states * sizes.state + work
 
 
@@ -220,6 +222,7 @@ def _lines(sizes: Sizes, wish: Wish, chunk: int, pages: int, states: int) -> tup
             f"{states:,} slots of {size(sizes.state)} in {sizes.state_dtype}, checkpoints among them",
         ),
         Line(WORKSPACE, work.bytes(step), told),
+        Line(DECODES, work.decodes(step.running), f"of up to {step.running:,} sequences"),
         Line(DEVICE, wish.device, "and the kernels' code"),
         Line(HEADROOM, _headroom(wish.total), "what the allocator rounds up and cannot use"),
     )

@@ -18,6 +18,7 @@ _STYLES = {
     "draft KV pages": ("d", "bright_green"),
     "states": ("S", "yellow"),
     "workspace": ("w", "magenta"),
+    "decode graphs": ("g", "bright_magenta"),
     "CUDA context": ("C", "bright_black"),
     "headroom": ("h", "bright_black"),
 }

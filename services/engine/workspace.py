@@ -37,6 +37,8 @@ _CODED_ROW = 16
 """Bytes an element of K or V while it is decoded: float32 codes, scales and their product."""
 _DECODED = 24
 """Bytes an element at most while rows of a packed matrix are decoded by `kernels.embedding`: int64 words among them."""
+_DRAWN = 2**17
+"""Bytes a row of a draw's workspace and tables, at most."""
 _DRAW_ELEMENTS, _DRAW_BYTES = 2**22, 40
 """Of logits that `kernels.sampling` draws from at once, in about five float64 copies."""
 _LIBRARIES = {"cpu": 0, "cuda": 64 * 2**20}
@@ -82,6 +84,14 @@ class Workspace:
     logit: int
     """Bytes an element of the logits, with the copies that sampling makes."""
     fixed: int = 0
+    captured: int = 0
+    """Bytes a sequence that decodes as graphs keep from step to step; 0 where none are captured."""
+
+    def decodes(self, rows: int) -> int:
+        """Of graphs of up to so many sequences: memory of their own for a step, and what they keep."""
+        if not self.captured:
+            return 0
+        return self.captured * rows + self.bytes(Step(rows, rows, rows, 0)) - self.fixed
 
     def peak(self, step: Step) -> Stage:
         """The largest of the stages."""
@@ -117,7 +127,18 @@ def workspace(
         vocab_size=config.vocab_size,
         logit=itemsize + 4 + 4,
         fixed=_LIBRARIES[device],
+        captured=0 if device == "cpu" else _captured(config, itemsize, inner),
     )
+
+
+def _captured(config: ModelConfig | HybridConfig, itemsize: int, inner: int) -> int:
+    """What the draw works in; and of states the inputs of their update (`kernels.gated_delta.Records`) and a hidden
+    vector."""
+    if not isinstance(config, HybridConfig):
+        return _DRAWN
+    net = config.delta_net
+    moved = inner * (net.channels - net.key_heads * net.key_dim) + itemsize * net.channels + 8 * net.value_heads
+    return _DRAWN + config.delta_net_layers * moved + itemsize * config.hidden_size
 
 
 def _hybrid_stages(
