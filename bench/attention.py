@@ -23,6 +23,7 @@ from kernels.attention.batch import PagedBatch
 from kernels.attention.decode import decode, decode_workspace
 from kernels.attention.launch import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
 from kernels.attention.prefill import prefill
+from kernels.attention.segments import Segments
 from kernels.attention.shapes import code_bits
 from kernels.kv_codec import KvForm, KvFormat, LayerKv, kv_form, layer_views, write
 
@@ -79,6 +80,7 @@ PREFILL = [
     Case("27B", 1, 2048, 98304),
     Case("35B-A3B", 1, 8192, 8192),
     *(Case("27B", 1, 8192, 8192, name) for name in ("fp8", "int8", "rk4v4-e8")),
+    *(Case("27B", 1, 2048, 98304, name) for name in ("fp8", "rk4v4-e8")),
 ]
 
 
@@ -122,10 +124,12 @@ def time_decode(case: Case, data: Data, launch: DecodeLaunch) -> float:
 
 
 def time_prefill(case: Case, data: Data, launch: PrefillLaunch) -> float:
-    """Seconds a layer."""
+    """Seconds a layer; of coded K and V with their decoding."""
+    coded = code_bits(case.form) is not None
+    segments = Segments.of(data.q, data.layers[0], case.batch, case.depth, launch) if coded else None
 
     def of_layer(layer: int) -> None:
-        prefill(data.q, data.layers[layer], data.batch, _SCALE, launch, data.out, case.rows)
+        prefill(data.q, data.layers[layer], data.batch, _SCALE, launch, data.out, case.rows, segments)
 
     return _layer_time(of_layer, len(data.layers), 1)
 
@@ -174,7 +178,7 @@ def chosen_decode(case: Case) -> DecodeLaunch:
 
 
 def chosen_prefill(case: Case) -> PrefillLaunch:
-    return prefill_launch(DIM, 2, torch.cuda.get_device_capability(), code_bits(case.form))
+    return prefill_launch(DIM, 2, torch.cuda.get_device_capability())
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """`python -m bench.attention_launches`: launches that `kernels/attention/launch.py` could choose, the fastest first.
 
-With `coded`: only those of decode over coded pages, which take most of their time to compile.
+With `coded`: only those of decode over coded pages, which take most of their time to compile. With `prefill`: only the
+few of prefill that could matter on Hopper.
 """
 
 import sys
@@ -21,21 +22,19 @@ from kernels.kv_codec import KvFormat
 
 L = TypeVar("L", DecodeLaunch, PrefillLaunch)
 
-_FORMATS: tuple[KvFormat, ...] = ("fp8", "int8", "rk4v4-e8")
 DECODE = [Case("27B", 1, 1, 98304), Case("27B", 1, 1, 1024), Case("27B", 1, 4, 98304), Case("27B", 1, 8, 98304)]
 _CODED: tuple[tuple[KvFormat, int], ...] = (
     *(("fp8", 1), ("int8", 1), ("rk4v4", 1), ("rk4v4-e8", 1)),
     *(("fp8", 4), ("rk4v4-e8", 4), ("fp8", 8)),
 )
 CODED = [Case("27B", 1, rows, 98304, name) for name, rows in _CODED]
-PREFILL = [
-    *(Case("27B", 1, 8192, 8192), Case("27B", 1, 2048, 98304)),
-    *(Case("27B", 1, 8192, 8192, name) for name in _FORMATS),
-]
+PREFILL = [Case("27B", 1, 8192, 8192), Case("27B", 1, 2048, 98304), Case("27B", 1, 2048, 98304, "fp8")]
 _TILES = [(16, 4, 5), (32, 4, 2), (32, 4, 3), (32, 4, 4), (32, 8, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3)]
 """Tokens a round, warps, stages."""
 _PREFILL = [(128, 64, 8, 2), (128, 64, 8, 1), (128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 2), (64, 64, 4, 1),
             (64, 64, 4, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2)]  # fmt: skip
+_FEW = [(128, 64, 8, 2), (128, 32, 8, 3), (128, 32, 8, 4), (64, 32, 4, 2)]
+"""With V asked for early; the last is two programs a multiprocessor."""
 
 
 def decode_launches(case: Case) -> list[DecodeLaunch]:
@@ -88,6 +87,11 @@ def main() -> None:
         return
     with torch.inference_mode():
         bandwidth, rate = copy_bandwidth(), matrix_rates()[0]
+        if "prefill" in sys.argv[1:]:
+            few = [PrefillLaunch(*tile, tma=True, early=True) for tile in _FEW]
+            for case in PREFILL:
+                measured(case, data_of(case), [chosen_prefill(case), *few], time_prefill, case.operations / rate)
+            return
         for case in CODED:
             data, best = data_of(case), case.kv_bytes / bandwidth
             fastest = measured(case, data, coded_launches(case), time_decode, best)

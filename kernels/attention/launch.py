@@ -6,6 +6,8 @@ programs a multiprocessor, as the compiler reports them.
 
 from dataclasses import dataclass
 
+SCRATCH = 64 * 2**20
+"""Bytes that `prefill` may decode coded K and V to: 16,384 tokens of the 27B, whose pages take 4 KiB a token plain."""
 ROWS = 16
 """Query rows of a sequence up to which `decode` reads its context in splits; above, `prefill` has tiles enough."""
 
@@ -43,6 +45,17 @@ class PrefillLaunch:
     warps: int
     stages: int
     tma: bool = False
+    early: bool = False
+    """V is asked for before K and both are waited for at once: later, but without a barrier between the products."""
+    scratch: int = SCRATCH
+    """Bytes of K and V that coded pages are decoded to at once."""
+
+
+def segment_tokens(sequences: int, longest: int, token_bytes: int, page: int, scratch: int = SCRATCH) -> int:
+    """Of each sequence, whole pages, one at least: what is decoded at once for so many sequences of `longest` tokens at
+    most. token_bytes: of plain K and V of a layer, 2 * kv_heads * head_dim * itemsize. So it takes
+    sequences * segment_tokens(...) * token_bytes bytes."""
+    return page * max(1, min(scratch // (sequences * token_bytes * page), -(-longest // page)))
 
 
 def decode_launch(
@@ -82,16 +95,10 @@ def decode_launch(
     )
 
 
-def prefill_launch(
-    head_dim: int, itemsize: int, capability: tuple[int, int], code_bits: int | None = None
-) -> PrefillLaunch:
-    """As in decode_launch."""
+def prefill_launch(head_dim: int, itemsize: int, capability: tuple[int, int]) -> PrefillLaunch:
+    """As in decode_launch. K and V are plain there, those of coded pages are made plain before."""
     if itemsize == 4:
         return PrefillLaunch(16 if head_dim > 128 else 32, 16, 4, 2)
-    if code_bits is not None:
-        if capability[0] in (9, 10):
-            return PrefillLaunch(128, 32, 8, 2)
-        return PrefillLaunch(32, 32, 4, 2) if code_bits <= 4 else PrefillLaunch(64, 32, 8, 2)
     if capability[0] in (9, 10):
         return PrefillLaunch(128, 64, 8, 2, tma=True)
     return PrefillLaunch(64, 32 if head_dim > 128 else 64, 8 if head_dim > 128 else 4, 2)

@@ -7,6 +7,7 @@ from kernels.attention.decode import decode, decode_workspace
 from kernels.attention.launch import decode_launch, prefill_launch
 from kernels.attention.plan import PagedPlan, PagedRows
 from kernels.attention.prefill import prefill
+from kernels.attention.segments import Segments
 from kernels.attention.shapes import code_bits
 from kernels.gpu import gpu
 from kernels.kv_codec import LayerKv
@@ -23,8 +24,11 @@ def attend(q: Tensor, kv: LayerKv, plan: PagedPlan, scale: float) -> Tensor:
             _decode(q[rows.tokens], kv, rows, scale, own)
             out[rows.tokens] = own
     if plan.many is not None:
-        launch = prefill_launch(q.shape[2], q.element_size(), gpu(q.device).capability, code_bits(kv.form))
-        prefill(q, kv, plan.many.batch, scale, launch, out, plan.many.most)
+        batch = plan.many.batch
+        launch = prefill_launch(q.shape[2], q.element_size(), gpu(q.device).capability)
+        coded = code_bits(kv.form) is not None
+        segments = Segments.of(q, kv, len(batch.first), plan.many.longest, launch) if coded else None
+        prefill(q, kv, batch, scale, launch, out, plan.many.most, segments)
     return out
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.attention.batch import PagedBatch
-from kernels.kv_codec import KvForm, LayerKv, rotate
+from kernels.kv_codec import KvForm, LayerKv
 from kernels.kv_codec.e8 import E8Rows
 from kernels.kv_codec.floats import Fp8Rows, Nvfp4Rows
 from kernels.kv_codec.integers import Int4Rows, Int8Rows
@@ -86,13 +85,6 @@ def code_bits(form: KvForm) -> int | None:
     if isinstance(form.keys, PlainRows):
         return None
     return min(rows.code_count(64) * rows.code_dtype.itemsize * 8 // 64 for rows in (form.keys, form.values))
-
-
-def rotate_back(attended: Tensor, batch: PagedBatch, out: Tensor) -> None:
-    """The rotation of all rows of `attended` that belong to a sequence, into `out`. On the device alone."""
-    row = torch.arange(len(out), device=out.device)
-    asked = ((row >= batch.first[:, None]) & (row < (batch.first + batch.counts)[:, None])).any(0)
-    out.copy_(torch.where(asked[:, None, None], rotate(attended), out))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,25 +4,16 @@
 A tile of queries holds some positions times the query heads that share a K/V head, so that these read K and V once.
 Scores are kept in units of log2: `scale` has the factor log2(e) in it.
 
-KEYS and VALUES name the row codecs, with a scale for each KEY_DIMS and VALUE_DIMS dims. Plain keys and values point to
-pages, or with TMA they are tensor descriptors of the pool (`tiles.described_tile`), and `page_stride` counts rows of
-them. Otherwise they point to codes, beside which are scales, `page_stride` counts 32-bit words, and the other strides
-are not used; `prefill` alone reads these here, `coded.decode` is the other one that does. ROTATED: K and V are rotated
-in the pages, so `coded.decode` rotates the queries and `combine` the output; `prefill` takes and gives rotated ones.
+K and V are plain: keys and values point to pages, or with TMA they are tensor descriptors of the pool
+(`tiles.plain_tile`), and `page_stride` counts rows of them. Coded pages are read by `coded.decode`, and `expand`
+makes plain ones of them for `prefill`. ROTATED: K and V were, and `coded.decode` has rotated the queries, so `combine`
+must rotate the output.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.attention.tiles import (
-    coded_tile,
-    described_tile,
-    from_tile_order,
-    plain_tile,
-    signs,
-    tile_scales,
-    to_tile_order,
-)
+from kernels.attention.tiles import plain_tile, signs
 
 _NOTHING = tl.constexpr(-1.0e30)
 """Below every score, yet finite: a query that sees no token of a tile gets weights of 0 there, not NaN."""
@@ -60,15 +51,18 @@ def decode(
     row = tl.load(first_ptr + sequence).to(tl.int64) + m // GROUP
     head = kv_head * GROUP + m % GROUP
     asked = m < count * GROUP
-    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, "plain", D, WIDE)
+    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, D, WIDE)
     position = tl.minimum(context - count + m // GROUP, context - 1)
     table_ptr += sequence.to(tl.int64) * table_stride
     first = split * pages // parts * (PAGE // BN)
     last = tl.minimum((split + 1) * pages // parts * (PAGE // BN), (context + BN - 1) // BN)
     seen_by_all = tl.minimum(tl.maximum((context - count + 1) // BN, first), last)
+    acc = tl.zeros((BM, D), tl.float32)
+    peak = tl.full((BM,), _NOTHING, tl.float32)
+    total = tl.zeros((BM,), tl.float32)
     acc, peak, total = _attend(
-        q, first, seen_by_all, last, position, context, keys, keys, values, values, table_ptr, kv_head, scale,
-        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, "plain", 0, "plain", 0, False, WIDE, TMA,
+        q, acc, peak, total, first, seen_by_all, last, position, context, keys, values, table_ptr, kv_head, scale,
+        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA, True, False,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -119,112 +113,138 @@ def combine(
     tl.store(target, (acc / whole).to(out_ptr.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "begin", "tokens"])
 def prefill(
-    q_ptr, keys, key_scales, values, value_scales, out_ptr, first_ptr, count_ptr, context_ptr, table_ptr, scale,
+    q_ptr, keys, values, out_ptr, acc_ptr, peak_ptr, total_ptr, first_ptr, count_ptr, context_ptr, table_ptr, scale,
     q_row_stride, q_head_stride, out_row_stride, out_head_stride, page_stride, token_stride, head_stride, table_stride,
+    begin, tokens,
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
-    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, EARLY: tl.constexpr, PAGED: tl.constexpr,
+    CARRIED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of queries, kv_heads, sequences)."""
-    kv_head = tl.program_id(1)
+    """Grid (kv_heads, tiles of queries, sequences). Tokens [begin, begin + tokens) of each sequence, both multiples of
+    PAGE, and with CARRIED those before them by what the launch for these has left: acc [T, heads, D], peak and total
+    [T, heads], all float32, as `_walk` has them; so the bits are those of one launch. Out of the launch that comes to
+    the last token that a tile's queries see goes its output. Without CARRIED the launch must hold all their tokens.
+
+    With PAGED, K and V lie where the table says. Otherwise each sequence has its own tokens / PAGE pages, one behind
+    the other, with this launch's tokens."""
+    kv_head = tl.program_id(0)
     sequence = tl.program_id(2)
     count = tl.load(count_ptr + sequence)
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the last tiles see most, so they begin first
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BM  # the last tiles see most, so they begin first
     if start >= count * GROUP:
         return
     context = tl.load(context_ptr + sequence)
+    past = context - count
+    seen = tl.minimum(past + (start + BM - 1) // GROUP + 1, context)
+    if (begin >= seen) & CARRIED:
+        return
     m = start + tl.arange(0, BM)
     row = tl.load(first_ptr + sequence).to(tl.int64) + m // GROUP
     head = kv_head * GROUP + m % GROUP
     asked = m < count * GROUP
-    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS, D, WIDE)
-    past = context - count
+    q = _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, D, WIDE)
     position = tl.minimum(past + m // GROUP, context - 1)
-    table_ptr += sequence.to(tl.int64) * table_stride
-    seen_by_all = (past + start // GROUP + 1) // BN
-    last = tl.minimum(past + (start + BM - 1) // GROUP, context - 1) // BN + 1
-    acc, _, total = _attend(
-        q, 0, seen_by_all, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head,
-        scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
-        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA,
+    first = begin // BN
+    last = ((tl.minimum(seen, begin + tokens) if CARRIED else seen) + BN - 1) // BN
+    seen_by_all = tl.minimum(tl.maximum((past + start // GROUP + 1) // BN, first), last)
+    if PAGED:
+        table = table_ptr + sequence.to(tl.int64) * table_stride
+    else:
+        table = (sequence * tokens - begin) // PAGE
+    place = row * (tl.num_programs(0) * GROUP) + head
+    d = tl.arange(0, D)
+    if CARRIED:
+        carried = asked & (begin > 0)
+        acc = tl.load(acc_ptr + place[:, None] * D + d[None, :], mask=carried[:, None], other=0.0)
+        peak = tl.load(peak_ptr + place, mask=carried, other=_NOTHING)
+        total = tl.load(total_ptr + place, mask=carried, other=0.0)
+    else:
+        acc = tl.zeros((BM, D), tl.float32)
+        peak = tl.full((BM,), _NOTHING, tl.float32)
+        total = tl.zeros((BM,), tl.float32)
+    acc, peak, total = _attend(
+        q, acc, peak, total, first, seen_by_all, last, position, context, keys, values, table, kv_head, scale,
+        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA, PAGED, EARLY,
     )  # fmt: skip
-    target = out_ptr + (row * out_row_stride + head * out_head_stride)[:, None] + tl.arange(0, D)[None, :]
-    acc = from_tile_order(acc, VALUES)
-    tl.store(target, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asked[:, None])
+    more = False
+    if CARRIED:
+        more = seen > begin + tokens
+    if more:
+        tl.store(acc_ptr + place[:, None] * D + d[None, :], acc, mask=asked[:, None])
+        tl.store(peak_ptr + place, peak, mask=asked)
+        tl.store(total_ptr + place, total, mask=asked)
+    else:
+        target = out_ptr + (row * out_row_stride + head * out_head_stride)[:, None] + d[None, :]
+        tl.store(target, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asked[:, None])
 
 
 @triton.jit
-def _queries(
-    q_ptr, row, head, asked, q_row_stride, q_head_stride, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """[BM, D], the dims in the order of the tiles of K; zero where nothing is asked."""
+def _queries(q_ptr, row, head, asked, q_row_stride, q_head_stride, D: tl.constexpr, WIDE: tl.constexpr):
+    """[BM, D], zero where nothing is asked."""
     place = (row * q_row_stride + head * q_head_stride)[:, None] + tl.arange(0, D)[None, :]
     q = tl.load(q_ptr + place, mask=asked[:, None], other=0.0)
-    return to_tile_order(q.to(tl.float32) if WIDE else q, KEYS)
+    return q.to(tl.float32) if WIDE else q
 
 
 @triton.jit
 def _attend(
-    q, first, seen_by_all, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head, scale,
+    q, acc, peak, total, first, seen_by_all, last, position, context, keys, values, table, kv_head, scale,
     page_stride, token_stride, head_stride, BM: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
-    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, PAGED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of BN tokens, of which every query sees those before `seen_by_all`."""
-    acc = tl.zeros((BM, D), tl.float32)
-    peak = tl.full((BM,), _NOTHING, tl.float32)
-    total = tl.zeros((BM,), tl.float32)
     acc, peak, total = _walk(
-        q, acc, peak, total, first, seen_by_all, position, context, keys, key_scales, values, value_scales,
-        table_ptr, kv_head, scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
-        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA, False,
+        q, acc, peak, total, first, seen_by_all, position, context, keys, values, table, kv_head, scale,
+        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA, PAGED, EARLY, False,
     )  # fmt: skip
     return _walk(
-        q, acc, peak, total, seen_by_all, last, position, context, keys, key_scales, values, value_scales,
-        table_ptr, kv_head, scale, page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES,
-        KEYS, KEY_DIMS, VALUES, VALUE_DIMS, HALF, WIDE, TMA, True,
+        q, acc, peak, total, seen_by_all, last, position, context, keys, values, table, kv_head, scale,
+        page_stride, token_stride, head_stride, BM, D, PAGE, BN, STAGES, WIDE, TMA, PAGED, EARLY, True,
     )  # fmt: skip
 
 
 @triton.jit
 def _walk(
-    q, acc, peak, total, first, last, position, context, keys, key_scales, values, value_scales, table_ptr, kv_head,
-    scale, page_stride, token_stride, head_stride, BM: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BN: tl.constexpr,
-    STAGES: tl.constexpr, KEYS: tl.constexpr, KEY_DIMS: tl.constexpr, VALUES: tl.constexpr, VALUE_DIMS: tl.constexpr,
-    HALF: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+    q, acc, peak, total, first, last, position, context, keys, values, table, kv_head, scale, page_stride,
+    token_stride, head_stride, BM: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, PAGED: tl.constexpr, EARLY: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of BN tokens, added to the running softmax (Dao 2023, FlashAttention-2, algorithm 1).
 
     q [BM, D]; acc float32 [BM, D], peak and total float32 [BM]: the sum of values, the largest score, the sum of
-    weights. position int32 [BM]: the last token that each query sees. Without MASKED each of them sees all the tiles.
+    weights. position int32 [BM]: the last token that each query sees. table: with PAGED where the sequence's pages are
+    named, otherwise the number of its first page, those behind it following. Without MASKED each query sees all tiles.
+    EARLY: V is asked for before K and both are waited for at once, so that no barrier stands between the products.
     """
     PER: tl.constexpr = PAGE // BN
-    ahead = tl.load(table_ptr + first // PER, mask=first < last, other=0)
+    if PAGED:
+        ahead = tl.load(table + first // PER, mask=first < last, other=0)
+    else:
+        ahead = table + first // PER
     # The masked tiles are few, and need not take more shared memory than the others.
     AHEAD: tl.constexpr = STAGES - 1 if MASKED and STAGES > 1 else STAGES
     for tile in tl.range(first, last, num_stages=AHEAD):
         page = ahead
-        # A round ahead: the copies of K and V, which run ahead themselves, would wait for it.
-        ahead = tl.load(table_ptr + tl.minimum(tile + 1, last - 1) // PER)
+        if PAGED:
+            # A round ahead: the copies of K and V, which run ahead themselves, would wait for it.
+            ahead = tl.load(table + tl.minimum(tile + 1, last - 1) // PER)
+        else:
+            ahead = table + (tile + 1) // PER
         start = tile % PER * BN
         token = tile * BN + tl.arange(0, BN)
-        if TMA:
-            k = described_tile(keys, page, start, token < context, kv_head, page_stride, BN, D, False)
-        elif KEYS == "plain":
-            k = plain_tile(
-                keys, page, start, token < context, kv_head, page_stride, token_stride, head_stride, BN, D, MASKED
+        seen = token < context
+        if EARLY:
+            v = plain_tile(
+                values, page, start, seen, kv_head, page_stride, token_stride, head_stride, BN, D, TMA, MASKED
             )
-        else:
-            k_scales = tile_scales(key_scales, page, start, kv_head, page_stride, KEYS, D // KEY_DIMS, PAGE, BN)
-            k = coded_tile(
-                keys, k_scales, page, start, kv_head, page_stride, KEYS, KEY_DIMS < D, HALF, not WIDE, PAGE, BN, D
-            )
+        # Scores are masked below; a descriptor reads what lies there, and nothing beside the pool.
+        k = plain_tile(
+            keys, page, start, seen, kv_head, page_stride, token_stride, head_stride, BN, D, TMA, MASKED and not TMA
+        )
         scores = _dot(q, tl.trans(k.to(tl.float32) if WIDE else k), tl.zeros((BM, BN), tl.float32), WIDE)
-        if KEY_DIMS == D:  # one scale a token
-            scores *= k_scales.reshape(BN)[None, :]
         if MASKED:
             scores = tl.where(token[None, :] <= position[:, None], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1) * scale)
@@ -232,24 +252,10 @@ def _walk(
         faded = tl.exp2(peak - higher)
         total = total * faded + tl.sum(weights, 1)
         acc *= faded[:, None]
-        if TMA:
-            v = described_tile(values, page, start, token < context, kv_head, page_stride, BN, D, MASKED)
-        elif VALUES == "plain":
+        if not EARLY:
             v = plain_tile(
-                values, page, start, token < context, kv_head, page_stride, token_stride, head_stride, BN, D, MASKED
+                values, page, start, seen, kv_head, page_stride, token_stride, head_stride, BN, D, TMA, MASKED
             )
-        else:
-            v_scales = tile_scales(value_scales, page, start, kv_head, page_stride, VALUES, D // VALUE_DIMS, PAGE, BN)
-            # One scale a token goes on the weights; but in float16 small ones would come close to its smallest number.
-            SCALED: tl.constexpr = VALUE_DIMS < D or HALF
-            v = coded_tile(
-                values, v_scales, page, start, kv_head, page_stride, VALUES, SCALED, HALF, not WIDE, PAGE, BN, D
-            )
-            if MASKED:
-                v = tl.where((token < context)[:, None], v, 0.0)
-            if not SCALED:
-                factors = v_scales.reshape(BN)
-                weights *= (tl.where(token < context, factors, 0.0) if MASKED else factors)[None, :]
         acc = _dot(weights if WIDE else weights.to(v.dtype), v.to(tl.float32) if WIDE else v, acc, WIDE)
         peak = higher
     return acc, peak, total

@@ -1,6 +1,6 @@
 """`draw_rows` in Triton: two launches, whatever the rows ask for.
 
-The draw is `sampling.draw` in integers (`triton`): a weight is 2^-30 of itself and 2^-43 of the highest (at V = 248320)
+The draw is `sampling.draw` in integers (`triton`): a weight is 2^-29 of itself and 2^-43 of the highest (at V = 248320)
 from the exact one, where the reference has roundings of float64. So a draw differs from the reference's where `uniform`
 or top_p lies within about 1e-8 of a border between tokens, and tokens below 2^-43 of the highest are never drawn; and
 where logits differ by less than 2^-44 of the temperature, they are equals.
@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 
 from kernels.sampling import triton as kernels
-from kernels.sampling.launch import DrawLaunch, draw_launch
+from kernels.sampling.launch import MOST_SEGMENTS, DrawLaunch, draw_launch
 from kernels.sampling.table import DrawTable
 
 _adjust: Any = kernels.adjust
 _draw: Any = kernels.draw
-_ADJUST_CHUNK, _ADJUST_BLOCK = 4096, 1024
-_HEAD_WORDS, _BIN_WORDS = 16, 1024
-_MOST_PARTS = 256
+_WORDS = 16 + 4 * MOST_SEGMENTS + 3 * 2048
 
 
 def draw_workspace(rows: int, device: torch.device) -> Tensor:
-    """int64 [rows, words], zeros, for any number of rows up to this. What the kernels leave in it serves the next call;
-    no two may use it at once."""
-    return torch.zeros(rows, _HEAD_WORDS + 2 * _MOST_PARTS + _BIN_WORDS, dtype=torch.int64, device=device)
+    """int64 [rows, words], of any values, for any number of rows up to this. No two calls may use it at once."""
+    return torch.empty(rows, _WORDS, dtype=torch.int64, device=device)
 
 
 def draw_rows(
@@ -44,14 +41,15 @@ def draw_rows(
         return
     if launch is None:
         launch = draw_launch(rows, vocabulary, torch.cuda.get_device_properties(logits.device).multi_processor_count)
-    _adjust[(-(-vocabulary // _ADJUST_CHUNK), rows)](
-        logits, table.floats, table.ints, vocabulary, logits.stride(0), CHUNK=_ADJUST_CHUNK, BLOCK=_ADJUST_BLOCK,
-        num_warps=4, enable_fp_fusion=False,
+    strides = logits.stride(0), workspace.stride(0)
+    _adjust[(launch.segments, rows)](
+        logits, table.floats, table.ints, workspace, vocabulary, *strides, launch.span,
+        SEGMENTS=MOST_SEGMENTS, BLOCK=launch.block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     # The programs of a row wait for each other: the driver refuses what cannot run all at once.
     together = {"launch_cooperative_grid": True} if launch.parts > 1 and logits.is_cuda else {}
     _draw[(launch.parts, rows)](
-        logits, table.floats, table.ints, tokens, workspace, vocabulary, logits.stride(0), workspace.stride(0),
-        launch.parts, launch.chunk, ONE=launch.one_bits, PARTS=_MOST_PARTS, BLOCK=launch.block, FEW=launch.few,
+        logits, table.floats, table.ints, tokens, workspace, vocabulary, *strides, logits.stride(1), launch.segments,
+        launch.span, launch.parts, launch.each, ONE=launch.one_bits, SEGMENTS=MOST_SEGMENTS, BLOCK=launch.block,
         num_warps=launch.warps, enable_fp_fusion=False, **together,
     )  # fmt: skip

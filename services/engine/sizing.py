@@ -146,7 +146,8 @@ def cap(config: EngineConfig, device: torch.device) -> None:
     if left <= 0:
         raise SettingsError(f"SAMOVAR_VRAM={config.vram}: CUDA alone takes {CUDA_BYTES} bytes; write more")
     there = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, left / there), device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(min(1.0, left / there), index)
 
 
 def engine_plan(source: QuantizedSource, config: EngineConfig, device: torch.device) -> MemoryPlan:

@@ -27,6 +27,8 @@ GATHERS: Mapping[tuple[Device, Cached], bool] = {
 where they lie in the pages."""
 _SPLITS = 128
 """Parts at most that a context is read in on a GPU (`kernels.attention.launch`), each with a result of its own."""
+_SCRATCH = 64 * 2**20
+"""Coded pages that a GPU's prefill decodes at once (`kernels.attention.launch.SCRATCH`)."""
 _INDICES = 64
 """Bytes a token for positions, pages, offsets and borders."""
 _CHUNK = 64
@@ -116,10 +118,11 @@ def workspace(
     decoded = 2 * itemsize + (_CODED_ROW if cached == "coded" else 0)
     copied = row * decoded + _QUERY_TILE * (1 + itemsize) if GATHERS[device, cached] else 0
     parts = 0 if device == "cpu" else 4 * config.heads * _SPLITS * (config.head_dim + 1)
+    scratch = _SCRATCH if device == "cuda" and cached == "coded" else 0
     stages = (
-        _hybrid_stages(config, itemsize, inner, device, tile, copied, parts)
+        _hybrid_stages(config, itemsize, inner, device, tile, copied, parts, scratch)
         if isinstance(config, HybridConfig)
-        else _dense_stages(config, itemsize, tile, copied, parts)
+        else _dense_stages(config, itemsize, tile, copied, parts, scratch)
     )
     return Workspace(
         stages=stages,
@@ -142,7 +145,7 @@ def _captured(config: ModelConfig | HybridConfig, itemsize: int, inner: int) -> 
 
 
 def _hybrid_stages(
-    config: HybridConfig, s: int, inner: int, device: Device, tile: int, copied: int, parts: int
+    config: HybridConfig, s: int, inner: int, device: Device, tile: int, copied: int, parts: int, scratch: int
 ) -> tuple[Stage, ...]:
     """The residual stream is float32: 4 bytes an element, and twice while a layer's second half runs."""
     hidden = config.hidden_size
@@ -152,38 +155,40 @@ def _hybrid_stages(
     return (
         Stage("embedding", (s + _DECODED) * hidden + _INDICES),
         Stage("norm", normed + 4 * hidden + 12 * hidden),
-        *_attention_stages(normed, q, kv, s, 2 * q + 2 * kv, tile, copied, parts),
+        *_attention_stages(normed, q, kv, s, 2 * q + 2 * kv, tile, copied, parts, scratch),
         *_delta_stages(config.delta_net, normed, s, inner, device, tile),
         *_mlp_stages(config.mlp, normed + 4 * hidden, hidden, s, tile),
     )
 
 
-def _dense_stages(config: ModelConfig, s: int, tile: int, copied: int, parts: int) -> tuple[Stage, ...]:
+def _dense_stages(config: ModelConfig, s: int, tile: int, copied: int, parts: int, scratch: int) -> tuple[Stage, ...]:
     hidden = config.hidden_size
     base = s * hidden + 4 * config.head_dim + _INDICES
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return (
         Stage("embedding", (s + _DECODED) * hidden + _INDICES),
         Stage("norm", base + s * hidden + 12 * hidden),
-        *_attention_stages(base + s * hidden, q, kv, s, q + 2 * kv, tile, copied, parts),
+        *_attention_stages(base + s * hidden, q, kv, s, q + 2 * kv, tile, copied, parts, scratch),
         *_mlp_stages(config.intermediate_size, base + s * hidden, hidden, s, tile),
     )
 
 
 def _attention_stages(
-    base: int, q: int, kv: int, s: int, projected: int, tile: int, copied: int, parts: int
+    base: int, q: int, kv: int, s: int, projected: int, tile: int, copied: int, parts: int, scratch: int
 ) -> tuple[Stage, ...]:
     """`base`: with the normed input; `projected`: outputs of the projection of q, k, v and of the gate; `copied`: bytes
     of K and V a token of context, 0 where they are read in the pages; `parts`: of results for parts of the context, a
-    sequence."""
+    sequence; `scratch`: of pages that are decoded at once."""
     projection = base + s * projected
     return (
         Stage("attention projection", projection, tile),
         Stage("attention norm and rope", projection + 12 * q + s * (q + kv)),
-        # q, k and v behind the rotation; the result as tiles, joined, and where it belongs.
+        # q, k and v behind the rotation; on a CPU the result as tiles, joined, and where it belongs; on a GPU the
+        # result, and the sums that go from one piece of the context to the next.
         Stage(
             "attention on copied K and V" if copied else "attention",
             projection + s * (q + 2 * kv) + 3 * s * q,
+            fixed=scratch,
             sequence=parts,
             context=copied,
         ),

@@ -28,7 +28,7 @@ from services.engine.memory_plan import (
     find_plan,
 )
 from services.engine.runner import ModelRunner
-from services.engine.sizing import CUDA_BYTES, alternatives, engine_plan, sizes, total_bytes, wish
+from services.engine.sizing import CUDA_BYTES, alternatives, cap, engine_plan, sizes, total_bytes, wish
 from services.engine.weights import recipes
 from services.engine.weights.loader import open_checkpoint
 from services.engine.workspace import Stage, Step, Workspace
@@ -346,3 +346,17 @@ def test_what_fits_fits(data: st.DataObject) -> None:
             assert plan(model, replace(alone, sessions=max(1, found.most_sessions))).used <= wanted.total
             with pytest.raises(DoesNotFit):
                 plan(model, replace(alone, sessions=found.most_sessions + 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_no_more_is_allocated_than_the_cap() -> None:
+    """The device as a setting names it, without a number."""
+    try:
+        cap(config(vram="2GiB"), CUDA)
+        torch.empty(2**30, dtype=torch.uint8, device=CUDA)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * 2**30, dtype=torch.uint8, device=CUDA)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
+        torch.cuda.empty_cache()

@@ -2,18 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import coded
+from kernels.attention import coded, expand
 from kernels.attention import triton as kernels
 from kernels.attention.batch import PagedBatch
 from kernels.attention.decode import decode, decode_workspace
-from kernels.attention.launch import DecodeLaunch, PrefillLaunch, decode_launch, prefill_launch
+from kernels.attention.launch import (
+    DecodeLaunch,
+    PrefillLaunch,
+    decode_launch,
+    prefill_launch,
+    segment_tokens,
+)
 from kernels.attention.prefill import prefill
+from kernels.attention.segments import Segments
 from kernels.attention.shapes import Pool, code_bits, row_codec
 from kernels.kv_codec import KvForm, KvFormat, LayerKv, kv_form, layer_views, plain_form, plain_layer
 from tests.kernels.compiled import SHARED_LIMIT, resources, run_interpreted
@@ -91,28 +99,40 @@ def test_coded_decode_compiled_ahead_of_time(name: KvFormat, rows: int, capabili
     assert used["SHARED"] <= ROOM[capability]
 
 
-def prefill_resources(form: KvForm, capability: int) -> dict[str, int]:
-    """27B."""
-    launch = prefill_launch(256, 2, divmod(capability, 10), code_bits(form))
+@pytest.mark.parametrize(
+    ("capability", "carried"), [*((capability, False) for capability in CAPABILITIES), (90, True), (120, True)]
+)
+def test_prefill_compiled_ahead_of_time(capability: int, carried: bool) -> None:
+    """27B: of the pool's pages, and of a segment's whose queries go on."""
+    launch = prefill_launch(256, 2, divmod(capability, 10))
     tile = {"GROUP": 6, "D": 256, "PAGE": PAGE, "BM": launch.block_m, "BN": launch.block_n, "STAGES": launch.stages}
-    constants = {**tile, **codecs_of(form, 256), "HALF": False, "WIDE": False, "TMA": launch.tma}
-    pointers = {**pointers_of(form, launch, 256), "out_ptr": "*bf16"}
-    return resources(kernels.prefill, constants, pointers, capability, launch.warps)
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_prefill_compiled_ahead_of_time(capability: int) -> None:
-    used = prefill_resources(PLAIN, capability)
-    # The addresses of the output, which wait in the stack while the loop runs.
-    assert used["STACK"] <= 128
+    constants = {
+        **tile,
+        "WIDE": False,
+        "TMA": launch.tma,
+        "EARLY": launch.early,
+        "PAGED": not carried,
+        "CARRIED": carried,
+    }
+    pointers = {**pointers_of(PLAIN, launch, 256), "out_ptr": "*bf16"}
+    pointers |= dict.fromkeys(("acc_ptr", "peak_ptr", "total_ptr"), "*fp32")
+    used = resources(kernels.prefill, constants, pointers, capability, launch.warps)
+    # The addresses of the output and of what is carried, which wait in the stack while the loop runs.
+    assert used["STACK"] <= (320 if carried else 128)
     assert used["SHARED"] <= ROOM[capability]
 
 
-@pytest.mark.parametrize(("name", "capability"), [("rk4v4-e8", 120)])
-def test_coded_prefill_compiled_ahead_of_time(name: KvFormat, capability: int) -> None:
-    used = prefill_resources(kv_form(name, torch.bfloat16), capability)
-    assert used["STACK"] <= 256
-    assert used["SHARED"] <= ROOM[capability]
+@pytest.mark.parametrize(
+    ("name", "capability"), [("fp8", 80), ("nvfp4", 89), ("int8", 120), ("rk8v4", 90), ("rk2v4-e8", 120)]
+)
+def test_expand_compiled_ahead_of_time(name: KvFormat, capability: int) -> None:
+    form = kv_form(name, torch.bfloat16)
+    constants = {"D": 256, "PAGE": PAGE, "BN": 32, **codecs_of(form, 256), "ROTATED": form.rotated}
+    plain = dict.fromkeys(("plain_keys", "plain_values"), "*bf16")
+    pointers = {**dict.fromkeys(("keys", "key_scales", "values", "value_scales"), "*u8"), **plain, **INTEGERS}
+    used = resources(expand.expand, constants, pointers, capability, 4)
+    assert used["STACK"] <= 32
+    assert used["SHARED"] <= 24 * 1024  # four programs a multiprocessor
 
 
 def test_combine_compiled_ahead_of_time() -> None:
@@ -135,7 +155,27 @@ def test_launches() -> None:
         launch = decode_launch(16, 6, 256, 2, 4, 132, (9, 0), bits)
         assert (launch.splits, launch.block_m, launch.tma, launch.converts) == (64, 16, False, True)
         assert PAGE % (launch.block_n * launch.slices) == 0
-        assert PAGE % prefill_launch(256, 2, (9, 0), bits).block_n == 0
+
+
+def test_segments_are_bounded() -> None:
+    """27B: 4 KiB a token."""
+    assert segment_tokens(1, 8192, 4096, PAGE) == 8192
+    assert segment_tokens(1, 16383, 4096, PAGE) == segment_tokens(1, 262144, 4096, PAGE) == 16384
+    assert segment_tokens(3, 262144, 4096, PAGE) == 5440
+    assert segment_tokens(1000, 262144, 4096, PAGE) == PAGE
+    case = paged_sequences((17, 0), (130, 7), 4, 2, 64, torch.float32, form=kv_form("rk4v4", torch.float32))
+    launch = PrefillLaunch(16, 16, 4, 2, scratch=2 * 128 * 1024)
+    for longest, count in ((128, 1), (130, 2)):
+        segments = Segments.of(case.q, case.kv, 2, longest, launch)
+        assert (segments.tokens, segments.count) == (128, count)
+        kept = 0 if segments.carry is None else sum(tensor.nbytes for tensor in segments.carry.all)
+        assert kept == (0 if count == 1 else len(case.q) * 4 * 4 * (64 + 2))
+        assert segments.plain.keys.codes.nbytes + segments.plain.values.codes.nbytes == launch.scratch
+    with pytest.raises(ValueError, match="rk4v4: no segments"):
+        prefill(case.q, case.kv, case.batch, 1.0, launch, torch.empty_like(case.q), 17)
+    few = Segments.of(case.q, case.kv, 1, 130, launch)
+    with pytest.raises(ValueError, match="rk4v4: no segments"):
+        prefill(case.q, case.kv, case.batch, 1.0, launch, torch.empty_like(case.q), 17, few)
 
 
 def test_descriptors_only_where_they_can_be() -> None:
@@ -215,6 +255,20 @@ def decoded(case: PagedSequences, launch: DecodeLaunch, rows: int, longest: int)
     return out
 
 
+def prefilled(case: PagedSequences, launch: PrefillLaunch) -> Tensor:
+    out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype, device="cuda")
+    rows, longest = max(case.counts), max(case.contexts)
+    segments = None
+    if code_bits(case.kv.form) is not None:
+        segments = Segments.of(case.q, case.kv, len(case.counts), longest, launch)
+        for tensor in (segments.plain.keys.codes, segments.plain.values.codes):
+            tensor.fill_(torch.nan)
+        for tensor in segments.carry.all if segments.carry else ():
+            tensor.fill_(torch.nan)
+    prefill(case.q, case.kv, case.batch, case.scale, launch, out, rows, segments)
+    return out
+
+
 def assert_near(out: Tensor, case: PagedSequences) -> None:
     """Row by row; NaN fails."""
     assert out[-1].isnan().all()
@@ -248,9 +302,7 @@ class TestOnGpu:
         case = paged_sequences(counts, contexts, *model, dtype, "cuda")
         chosen = prefill_launch(model[2], case.q.element_size(), torch.cuda.get_device_capability())
         for launch in (chosen, replace(chosen, tma=False)):
-            out = torch.full(case.q.shape, torch.nan, dtype=dtype, device="cuda")
-            prefill(case.q, case.kv, case.batch, case.scale, launch, out, max(counts))
-            assert_near(out, case)
+            assert_near(prefilled(case, launch), case)
 
     @pytest.mark.parametrize("dtype", ERRORS)
     @pytest.mark.parametrize("model", [MODELS[0], MODELS[2]])
@@ -262,12 +314,38 @@ class TestOnGpu:
             case = paged_sequences((*counts, 0), (*ODD, 7), *model, dtype, "cuda", seed=rows, form=form)
             assert_near(decoded(case, chosen_launches(rows, case)[0], rows, 4097), case)
         case = paged_sequences((300, 0, 5, 65), (300, 9, 4097, 1000), *model, dtype, "cuda", form=form)
-        launch = prefill_launch(
-            model[2], case.q.element_size(), torch.cuda.get_device_capability(), code_bits(form)
-        )  # fmt: skip
-        out = torch.full(case.q.shape, torch.nan, dtype=dtype, device="cuda")
-        prefill(case.q, case.kv, case.batch, case.scale, launch, out, 300)
-        assert_near(out, case)
+        launch = prefill_launch(model[2], case.q.element_size(), torch.cuda.get_device_capability())
+        whole = prefilled(case, launch)
+        assert_near(whole, case)
+        assert torch.equal(prefilled(case, replace(launch, scratch=2**20))[:-1], whole[:-1])
+
+    @pytest.mark.parametrize("name", CODED)
+    def test_expand(self, name: KvFormat) -> None:
+        """Every code of two segments is what the codec decodes, turned back."""
+        form = kv_form(name, torch.float32)
+        case = paged_sequences((17, 0, 5), (250, 9, 66), 24, 4, 256, torch.float32, "cuda", form=form)
+        launch = prefill_launch(256, 4, torch.cuda.get_device_capability())
+        segments = Segments.of(case.q, case.kv, 3, 250, replace(launch, scratch=3 * 2**20))
+        assert (segments.tokens, segments.count) == (128, 2)
+        read = [(case.kv.keys, segments.plain.keys.codes), (case.kv.values, segments.plain.values.codes)]
+        for segment, (rows, plain) in product(range(2), read):
+            segments.fill(case.kv, case.batch, segment)
+            for sequence, (context, table) in enumerate(zip(case.contexts, case.tables, strict=True)):
+                held = max(0, min(128, context - 128 * segment)) if case.counts[sequence] else 0
+                expected = case.read(rows, table)[128 * segment :][:held].float()
+                mine = plain[2 * sequence : 2 * sequence + 2].flatten(0, 1)[:held]
+                torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize("name", ["auto", "fp8", "rk8v4", "rk4v4-e8"])
+    def test_prefill_in_segments(self, name: KvFormat) -> None:
+        """27B: chunks behind 20,000 tokens and less, in two segments of the chosen size and in many small ones."""
+        form = kv_form(name, torch.bfloat16)
+        case = paged_sequences((300, 1, 100), (20300, 65, 8000), 24, 4, 256, torch.bfloat16, "cuda", form=form)
+        launch = prefill_launch(256, 2, torch.cuda.get_device_capability())
+        whole = prefilled(case, launch)
+        assert_near(whole, case)
+        for scratch in (2**32, 2**23):
+            assert torch.equal(prefilled(case, replace(launch, scratch=scratch))[:-1], whole[:-1])
 
     @pytest.mark.parametrize("name", ["auto", "fp8", "rk4v4-e8"])
     def test_deep(self, name: KvFormat) -> None:

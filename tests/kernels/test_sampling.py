@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.sampling import DrawRow, DrawTable, cells_of, draw_rows, draw_workspace
 from kernels.sampling import triton as kernels
 from kernels.sampling.device import draw_rows as draw_on_device
-from kernels.sampling.launch import DrawLaunch, draw_launch
+from kernels.sampling.launch import MOST_SEGMENTS, DrawLaunch, draw_launch
 from tests.kernels.compiled import SHARED_LIMIT, ahead_of_time, run_interpreted, usage
 from tests.kernels.drawn_rows import CPU, check_cells, expected, on, random_logits, random_rows
 
@@ -24,15 +24,16 @@ def test_compiled_ahead_of_time(capability: int) -> None:
     pointers = {"logits_ptr": "*fp32", "floats_ptr": "*fp64", "tokens_ptr": "*i64", "ints_ptr": "*i64"}
     pointers["work_ptr"] = "*i64"
     launch = draw_launch(1, VOCAB, 132)
-    shapes = {"ONE": launch.one_bits, "PARTS": 256, "BLOCK": launch.block, "FEW": launch.few}
-    draw = ahead_of_time(kernels.draw, shapes, pointers, capability, launch.warps, enable_fp_fusion=False)
-    adjust = ahead_of_time(
-        kernels.adjust, {"CHUNK": 4096, "BLOCK": 1024}, pointers, capability, 4, enable_fp_fusion=False
+    shapes = {"SEGMENTS": MOST_SEGMENTS, "BLOCK": launch.block}
+    draw = ahead_of_time(
+        kernels.draw, {"ONE": launch.one_bits, **shapes}, pointers, capability, launch.warps, enable_fp_fusion=False
     )
+    adjust = ahead_of_time(kernels.adjust, shapes, pointers, capability, 4, enable_fp_fusion=False)
     for used in (usage(draw), usage(adjust)):
         assert used["LOCAL"] == 0
         assert used["STACK"] <= 64
         assert used["SHARED"] <= SHARED_LIMIT // 2
+    assert launch.warps * 32 * usage(draw)["REG"] <= 2**16 // 2
 
 
 def test_launches() -> None:
@@ -40,8 +41,11 @@ def test_launches() -> None:
     for rows in (1, 2, 7, 64, 200):
         for vocabulary in (1, 40, 1025, 151936, VOCAB, 300001):
             launch = draw_launch(rows, vocabulary, 132)
-            assert launch.parts * rows <= 132 or launch.parts == 1
-            assert (launch.parts - 1) * launch.chunk < vocabulary <= launch.parts * launch.chunk
+            assert launch.parts * rows <= 2 * 132 or launch.parts == 1
+            assert (launch.parts - 1) * launch.each < launch.segments <= launch.parts * launch.each
+            segment = launch.span * launch.block
+            assert (launch.segments - 1) * segment < vocabulary <= launch.segments * segment
+            assert launch.segments <= MOST_SEGMENTS
             assert vocabulary << launch.one_bits < 2**62
             assert launch.one_bits >= 40
     assert draw_launch(1, VOCAB, 132).parts > 120
@@ -58,9 +62,9 @@ def test_what_does_not_fit_together() -> None:
         table.fill([DrawRow(0.0)] * 3)
     tokens, workspace = torch.zeros(3, dtype=torch.int64), draw_workspace(3, CPU)
     with pytest.raises(ValueError, match="3 rows, of which 2"):
-        draw_on_device(torch.zeros(3, 8), table, workspace, tokens, DrawLaunch(1, 16, 40))
+        draw_on_device(torch.zeros(3, 8), table, workspace, tokens, DrawLaunch(1, 1, 1, 1, 40))
     with pytest.raises(ValueError, match="float16"):
-        draw_on_device(torch.zeros(1, 8, dtype=torch.float16), table, workspace, tokens, DrawLaunch(1, 16, 40))
+        draw_on_device(torch.zeros(1, 8, dtype=torch.float16), table, workspace, tokens, DrawLaunch(1, 1, 1, 1, 40))
 
 
 @pytest.mark.gpu
@@ -97,7 +101,7 @@ class TestOnGpu:
         rows = random_rows(16, VOCAB, CPU, seed=3, adjusted=False)
         logits = random_logits(16, VOCAB, seed=3).to(self.cuda)
         together = self.drawn(logits, rows)
-        one = draw_launch(16, VOCAB, 16)
+        one = draw_launch(16, VOCAB, 8)
         assert one.parts == 1
         assert torch.equal(self.drawn(logits, rows, one), together)
         for index, row in enumerate(rows):
@@ -124,7 +128,6 @@ class TestOnGpu:
             assert torch.equal(tokens.cpu(), exact)
             assert torch.equal(logits.cpu(), adjusted)
             check_cells(rows, after)
-        assert not bool(workspace[:, 0].any())
 
     def test_broken_rows_are_alone(self) -> None:
         logits = torch.zeros(4, VOCAB)
