@@ -149,8 +149,11 @@ class DecodeSteps:
         if any(guess.start >= len(guess.pages) * BLOCK_TOKENS for guess in guesses):
             return None
         bucket = self.find(guesses)
-        if bucket is None or len(slots) > bucket.rows:
+        if bucket is None:
             return None
+        if len(slots) > bucket.rows:  # a sequence has ended: the smaller graph cannot move all states on
+            self._fold(slots)
+            slots = ()
         return self._start(bucket, guesses, places, slots)
 
     def _start(

@@ -27,6 +27,9 @@ __all__ = ["Scheduler", "SchedulerConfig"]
 
 log = logging.getLogger(__name__)
 
+_PLENTY = 4
+"""Pages for each running request, above which those that are wanted a step early take nothing from anybody."""
+
 
 def pages_of(tokens: int) -> int:
     """Pages that hold so many tokens."""
@@ -237,8 +240,17 @@ class Scheduler:
             count = min(count, len(sequence.pages) * BLOCK_TOKENS - sequence.computed)
         if count > 0 or sequence.remaining == 0:
             plan.add(sequence, count)
+            if sequence.prefilled:
+                self._page_ahead(sequence)
             if stop == sequence.computed + count and (key := self._resume.stop_key(sequence)) is not None:
                 plan.checkpoints.add(key)
+
+    def _page_ahead(self, sequence: Sequence) -> None:
+        """Have the page of the next token a step early, where pages are plenty: the runner may start that step before
+        it is scheduled."""
+        wanted = pages_of(min(len(sequence.tokens) + 1, self._config.max_model_len))
+        if wanted > len(sequence.pages) and self._pool.available > _PLENTY * len(self._running):
+            sequence.pages += self._pool.allocate(1)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take all pages of a running request and put it back in the queue, where it was."""

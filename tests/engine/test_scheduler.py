@@ -67,6 +67,20 @@ def test_of_many_that_come_at_once_one_reads_the_shared_prompt() -> None:
     rig.settle()
 
 
+def test_the_next_token_has_its_page_a_step_early() -> None:
+    """Where pages are plenty: so the runner need not wait to be asked."""
+    for pages, early in ((32, True), (3, False)):
+        rig, held = Rig(pages=pages), {}
+
+        def seen(batch: ScheduledBatch, held: dict[int, int] = held) -> None:
+            held.update((row.start, len(row.pages)) for row in batch.rows)
+
+        rig.runner.before_step = seen
+        rig.serve(request("a", tokens(120), max_tokens=30))
+        assert (held[126], held[127], held[128]) == (2, 3 if early else 2, 3)
+        rig.settle()
+
+
 def test_a_long_prefill_does_not_stop_a_decode() -> None:
     rig = Rig(pages=80, max_batch_tokens=64)
     rig.submit(request("a", tokens(10), max_tokens=100))
