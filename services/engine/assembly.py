@@ -129,6 +129,9 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         runner = ModelRunner(loaded.model, pages, transfers, device, states, running)
         if device.type == "cuda" and loaded.model.capturable and config.graph_seconds:
             runner.decodes.capture(buckets(running, plan.context), config.graph_seconds, progress)
+        if device.type == "cuda":
+            progress(1.0, f"running a step of {plan.chunk} tokens once")
+            runner.rehearse(plan.chunk)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     except RuntimeError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.engine.batch import Copy, ModelOutput, Row, Sampled, ScheduledBatch
+from services.engine.batch import Copy, ModelOutput, Row, Sampled, SampleSpec, ScheduledBatch
 from services.engine.cache.pages import KvPages
 from services.engine.cache.states import StatePool
 from services.engine.cache.transfer import PageTransfers
@@ -14,6 +14,12 @@ from services.engine.decode_steps import DecodeSteps, sample_rows
 from services.engine.model.context import begin, forward_context
 from services.engine.model.family import Decoder
 from services.engine.sampler import Sampler
+from services.protocol.generate import SamplingParams
+from services.protocol.hashing import BLOCK_TOKENS
+
+_REHEARSED = (12, 40, 200)
+"""Tokens of a step: few and more rows of the kernels for few, and rows enough for those for many."""
+_GREEDY = SamplingParams(max_tokens=1, temperature=0)
 
 
 class ModelRunner:
@@ -66,6 +72,20 @@ class ModelRunner:
             transfers_pending=progress.pending,
             aux={"compute_seconds": seconds} if batch.rows else {},
         )
+
+    def rehearse(self, most: int) -> None:
+        """Prefill up to `most` tokens, and fewer, of nobody: kernels are compiled, and the memory of the largest step
+        is known to be there, before the first request asks. To be called while nobody has pages or states. Raises what
+        torch raises when the memory is not there."""
+        for count in sorted({min(most, size, self._pages.count * BLOCK_TOKENS) for size in (*_REHEARSED, most)}):
+            pages = list(range(-(-count // BLOCK_TOKENS)))
+            spec = SampleSpec(_GREEDY, [0], [])
+            row = Row("rehearsal", [0] * count, 0, pages, 0, spec, 0 if self._states is not None else -1)
+            self.run(ScheduledBatch(0, (row,)))
+            with torch.inference_mode():
+                self._pages.clear(pages)
+                if self._states is not None:
+                    self._states.clear([0])
 
     def close(self) -> None:
         self._transfers.close()

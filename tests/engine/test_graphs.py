@@ -169,3 +169,15 @@ def test_a_state_that_does_not_exist() -> None:
     wrong = Row(row.request_id, row.tokens, row.start, row.pages, row.write_from, row.sample, 4)
     with pytest.raises(IndexError, match="state 4 of 4"):
         engine.runner.run(ScheduledBatch(9, (wrong,)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["llama", "dense"])
+def test_a_rehearsal_leaves_nothing(kind: str, device: torch.device) -> None:
+    model = models(kind, device)
+    fresh, rehearsed = Engine(model, [Bucket(2, 256)]), Engine(model, [Bucket(2, 256)])
+    rehearsed.runner.rehearse(300)
+    assert not rehearsed.pages.tensor.any()
+    assert rehearsed.states is None or not rehearsed.states.tensor.any()
+    for _ in range(4):
+        assert fresh.step(0, 1) == rehearsed.step(0, 1)
