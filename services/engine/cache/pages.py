@@ -17,6 +17,7 @@ LAYOUT_VERSION = 2
 """Enters the fingerprint, so that pages of another layout are never taken for ours: raise it with `KvLayout`'s."""
 
 _HOST_BYTES = 2**30
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,11 @@ class KvPages:
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zero pages that are written to from their first token on in the coming step."""
-        if pages:
+        if len(pages) <= _FEW:
+            # Without a tensor of their numbers, whose way to a GPU would wait for all that runs there.
+            for page in pages:
+                self.tensor[page].zero_()
+        else:
             self.tensor[torch.tensor(pages, dtype=torch.int64).to(self.tensor.device)] = 0
 
 
