@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tests.engine.hybrid_models  # noqa: F401 (hides flash-linear-attention from transformers)
-from bench import engine, engine_plot, results
+from bench import engine, engine_plot, engine_timeline, results
 from bench.engine_peer import NAME, peer
 from bench.engine_rig import EngineRig, pages_for
 from bench.engine_trace import Launch, summed
@@ -166,3 +166,13 @@ def test_plot_has_a_panel_a_batch_and_a_line_a_format() -> None:
     assert [bool(line.get("stroke-dasharray")) for line in lines] == [False, True, False] * 2
     with pytest.raises(ValueError, match="no decode"):
         engine_plot.svg("title", [])
+
+
+def test_a_picture_of_what_runs() -> None:
+    launches = [Launch("stream", 100.0, 40.0), Launch("draw", 139.0, 11.0), Launch("unknown", 170.0, 30.0)]
+    picture = engine_timeline.svg("three <steps>", launches)
+    ET.fromstring(picture)
+    assert "three &lt;steps&gt;" in picture
+    assert "Nothing runs for 20.0% of the 0.10 ms" in picture  # 20 us between the draw and the last
+    with pytest.raises(ValueError, match="nothing was launched"):
+        engine_timeline.svg("none", [])
