@@ -80,8 +80,9 @@ def decode_launch(
     splits = min(128, max(16, 2 * processors // kv_heads // 16 * 16))
     pdl = capability >= (9, 0)
     if code_bits is not None:
-        # A warp holds the sums of all its queries, so more than 16 of them read the codes again, out of the L2.
-        block_m = 8 if rows * group <= 8 or itemsize == 4 else 16
+        # A warp holds the sums of all its queries: with 16 of them registers are spilled. More than 8 read the codes
+        # again, out of the L2.
+        block_m = 8
         stages, slices = 3 if roomy else 2, 4 if itemsize == 2 else 1
         return DecodeLaunch(block_m, 16, 4, stages, splits, pdl=pdl, slices=slices, converts=capability >= (8, 9))
     return DecodeLaunch(

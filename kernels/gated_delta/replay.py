@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.conv.rows import convolve_one, convolve_rows, fold_columns, overlaps
+from kernels.conv.rows import convolve_one, convolve_rows, fold_columns
 from kernels.gated_delta import triton as kernels
 from kernels.gated_delta.launch import StateLaunch, state_launch
 from kernels.gated_delta.net import NetInputs, NetWeights, Records
+from kernels.overlap import overlaps
 from kernels.state_plan import ReplayRows
 
 _stream: Any = kernels.stream

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.gpu import gpu
 from kernels.sampling import triton as kernels
 from kernels.sampling.launch import MOST_SEGMENTS, DrawLaunch, draw_launch
 from kernels.sampling.table import DrawTable
@@ -40,7 +41,7 @@ def draw_rows(
     if not rows:
         return
     if launch is None:
-        launch = draw_launch(rows, vocabulary, torch.cuda.get_device_properties(logits.device).multi_processor_count)
+        launch = draw_launch(rows, vocabulary, gpu(logits.device).processors)
     strides = logits.stride(0), workspace.stride(0)
     _adjust[(launch.segments, rows)](
         logits, table.floats, table.ints, workspace, vocabulary, *strides, launch.span,

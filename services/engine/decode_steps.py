@@ -164,9 +164,10 @@ class DecodeSteps:
         if self._unfolded is not None:
             self._unfolded.fill(slots)
         graph.inputs.fill(rows, drawn)
-        self._sampler.prepare(sample_rows(rows), bucket.rows)
+        sampled = sample_rows(rows)
+        self._sampler.prepare(sampled, bucket.rows)
         graph.run()
-        return _Started(tuple(rows), self._sampler.fetch(sample_rows(rows)))
+        return _Started(tuple(rows), self._sampler.fetch(sampled))
 
     def _fold(self, slots: Sequence[int]) -> None:
         """As the step ahead would have done."""

@@ -132,8 +132,7 @@ def test_the_chunk_makes_room(large: ShapeSource) -> None:
     """Small cards read in smaller chunks, so that the context fits beside their work."""
     card = config(vram="1GiB", recipe="gsq3", kv_format="rk4v4", max_model_len=65_536)
     measured, wanted = sizes(large, card, CUDA, recipe=recipes.load("gsq3")), wish(large, card, CUDA, GIB)
-    mebibytes = (*range(13_000, 16_000, 25), *range(16_000, 36_000, 200))
-    found = [find_plan(measured, replace(wanted, total=mib * 2**20)) for mib in mebibytes]
+    found = [find_plan(measured, replace(wanted, total=mib * 2**20)) for mib in range(12_000, 36_000, 25)]
     fitting = [one for one in found if one is not None]
     chunks = [one.chunk for one in fitting]
     assert found[-len(fitting) :] == fitting

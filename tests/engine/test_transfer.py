@@ -191,16 +191,17 @@ def test_copies_work_from_memory_that_cannot_be_locked(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_failed_lock_is_nobody_elses_error(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("before", [UNIT, 8 * UNIT])
+def test_a_failed_lock_is_nobody_elses_error(before: int, caplog: pytest.LogCaptureFixture) -> None:
     """CUDA refuses to lock memory twice, and keeps that as the thread's last error for the next kernel to report.
 
-    All of the arena is locked before: CUDA copies from no range of which only a part is."""
+    before: bytes of the arena that are locked already."""
     device = torch.device("cuda")
     pages = random_pages(device)
     transfers = page_transfers(pages)
     store = arena(8 * UNIT)
     locked = torch.frombuffer(store.view, dtype=torch.uint8).data_ptr()
-    assert int(module._cuda().cudaHostRegister(locked, store.size, 0)) == 0
+    assert int(module._cuda().cudaHostRegister(locked, before, 0)) == 0
     try:
         transfers.start([Transfer(1, "store", 0, store, (Extent(0, SIZE),))])
         torch.full((3,), 2.0, device=device).sum().item()

@@ -92,7 +92,7 @@ def check_few_rows(draw: Draw, rows: int, outputs: int, columns: int, dtype: tor
     x, weight = draw(rows, columns, dtype=dtype, name=9), draw(outputs, columns, dtype=dtype, name=10)
     bias, residual = draw(outputs, dtype=dtype, name=11), draw(rows, outputs, name=12).contiguous()
     product = x.double() @ weight.double().t()
-    bound = 4e-6 * columns**0.5  # of sums of about columns**0.5; matrix instructions cut what they add up
+    bound = 1e-6 * columns**0.5
     near(few_rows(x, weight, None, None, torch.float32, pdl), product, bound)
     near(few_rows(x, weight, bias, residual, torch.float32, pdl), product + bias.double() + residual.double(), bound)
     again = few_rows(x, weight, bias, residual, torch.bfloat16, pdl)
