@@ -25,18 +25,21 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._known.add(tensor.untyped_storage()._cdata)  # it was there before, or is counted already
+        self._see((args, kwargs), counted=False)  # they were there before, or are known already
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
-                storage = tensor.untyped_storage()
-                self._known.add(storage._cdata)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        self._see(out, counted=True)
         self.peak = max(self.peak, self.now)
         return out
+
+    def _see(self, tensors: Any, counted: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, Tensor) or (storage := tensor.untyped_storage())._cdata in self._known:
+                continue
+            self._known.add(storage._cdata)
+            nbytes = storage.nbytes() if counted else 0
+            self.now += nbytes
+            # Also where it does not count: the next storage at its address is another one.
+            weakref.finalize(storage, self._freed, storage._cdata, nbytes)
 
     def _freed(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
