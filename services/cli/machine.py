@@ -35,10 +35,14 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
     return available
 
 
-def free_port() -> int:
-    """A loopback TCP port that nobody listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+def hold_port() -> socket.socket:
+    """A loopback TCP port that is ours until the socket is closed: the system gives it to nobody who asks for a free
+    one, also not as the near end of a connection. Who is told its number can listen there, with SO_REUSEADDR as all
+    servers set it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def check_port(host: str, port: int) -> None:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import shutil
+import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -33,9 +34,10 @@ MAX_PENDING = 256 * 2**20
 """Bytes that wait for one client before NATS cuts it off: seconds of standing still at any token rate of ours."""
 
 MARGIN_SECONDS = 10.0
-"""Of gateway and engines beyond their drain timeout: closing connections, the database, a CUDA context."""
+"""Of gateway, engines and a kvstore with a disk beyond their drain timeout: closing connections, the database, a CUDA
+context, a write to disk that is under way."""
 QUICK_STOP_SECONDS = 5.0
-"""Of kvstore and NATS, which have nothing to finish."""
+"""Of NATS, and of a kvstore without disk, which have nothing to finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,11 @@ class Services:
 
         `host`, `port` and `url` say where this machine reaches the gateway.
         """
-        port = stack.gateway.port or machine.free_port()
+        self._held: list[socket.socket] = []
+        port = stack.gateway.port or self._free_port()
         self.host, self.port = _reachable(stack.gateway.host), port
         self.url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}"
-        self._nats_port = stack.up.nats_port or machine.free_port()
+        self._nats_port = stack.up.nats_port or self._free_port()
         self.nats_url = f"nats://samovar:{password}@127.0.0.1:{self._nats_port}"
         self.engines = readiness.Engines(self.nats_url)
         self._stack = stack
@@ -106,6 +109,12 @@ class Services:
         if stack.up.kvstore:
             self._environ[variable("kv_socket")] = str(runtime.kv_socket)
 
+    def _free_port(self) -> int:
+        """One that stays free for its service, also while that is started again."""
+        holder = machine.hold_port()
+        self._held.append(holder)
+        return holder.getsockname()[1]
+
     def phases(self) -> list[list[Service]]:
         """In the order of their start; those of one phase start together (the gateway needs no engine to start)."""
         count = self._stack.up.engines
@@ -117,17 +126,20 @@ class Services:
         return Service("nats", argv, self._stack.environ, readiness.nats(self._nats_port), QUICK_STOP_SECONDS)
 
     def _kvstore(self) -> Service:
-        metrics_port = machine.free_port()
+        metrics_port = self._free_port()
         environ = {**self._environ, variable("metrics_port"): str(metrics_port)}
         if not environ.get(variable("kv_arena")):
             environ[variable("kv_arena")] = str(default_arena(machine.available_memory()))
         probe = readiness.kvstore(self._runtime.kv_socket)
-        return Service("kvstore", _python("services.kvstore"), environ, probe, QUICK_STOP_SECONDS, metrics_port)
+        grace = QUICK_STOP_SECONDS
+        if environ.get(variable("kv_disk")):
+            grace = self._stack.up.drain_timeout + MARGIN_SECONDS
+        return Service("kvstore", _python("services.kvstore"), environ, probe, grace, metrics_port)
 
     def _engine(self, index: int) -> Service:
         count, config = self._stack.up.engines, self._stack.engine
         name = f"engine-{index}"
-        metrics_port = machine.free_port()
+        metrics_port = self._free_port()
         environ = {
             **self._environ,
             variable("engine_id"): name,

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from services.cli import machine
+from tests.ports import free_port
 
 
 def test_available_memory_is_the_containers_where_that_is_less(tmp_path: Path):
@@ -31,7 +32,7 @@ def test_available_memory_without_a_limit_is_the_machines(tmp_path: Path):
 
 
 def test_ports():
-    port = machine.free_port()
+    port = free_port()
     machine.check_port("127.0.0.1", port)
     with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(machine.PortTaken):

@@ -12,10 +12,11 @@ from typing import Any
 import nats
 import pytest
 
-from services.cli import machine, readiness
+from services.cli import readiness
 from services.cli.child import Child
 from services.protocol import codec, subjects
 from services.protocol.events import EngineState, Heartbeat, ModelCard
+from tests.ports import free_port
 
 CARD = ModelCard(
     name="tiny", fingerprint="f", max_model_len=64, block_tokens=64, vocab_size=9, tokenizer_digest="d", created=0
@@ -50,7 +51,7 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 
 
 async def test_nats():
-    port = machine.free_port()
+    port = free_port()
     probe = asyncio.ensure_future(readiness.nats(port)(ignore))
     await not_yet(probe)
     async with nats_server(port):
@@ -66,7 +67,7 @@ async def serve(port: int, answer: Callable[[bytes], bytes]) -> asyncio.Server:
 
 
 async def test_another_program_on_the_port_is_not_nats():
-    port = machine.free_port()
+    port = free_port()
     probe = asyncio.ensure_future(readiness.nats(port)(ignore))
     async with await serve(port, lambda request: b"220 mail.example ESMTP\r\n"):
         await not_yet(probe)
@@ -105,7 +106,7 @@ def http(ready: Callable[[], bytes]) -> Callable[[bytes], bytes]:
 
 async def test_gateway_lives_before_it_serves(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    port = machine.free_port()
+    port = free_port()
     answers = [b"HTTP/1.1 200 OK\r\n\r\n{}", b'HTTP/1.1 503 Unavailable\r\n\r\n{"waiting_for": "an engine"}']
     live = asyncio.ensure_future(readiness.gateway("127.0.0.1", port)(ignore))
     await not_yet(live)
@@ -118,7 +119,7 @@ async def test_gateway_lives_before_it_serves(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_gateway_that_does_not_get_ready_says_what_is_missing():
-    port = machine.free_port()
+    port = free_port()
     async with await serve(port, http(lambda: b"HTTP/1.1 503 Unavailable\r\n\r\nno engine")):
         with pytest.raises(TimeoutError, match=r"the gateway is not ready after 0\.3 s: no engine"):
             await readiness.serving("127.0.0.1", port, timeout=0.3)
@@ -128,7 +129,7 @@ async def test_gateway_that_does_not_get_ready_says_what_is_missing():
 
 @pytest.fixture
 async def bus() -> AsyncIterator[tuple[str, nats.NATS]]:
-    port = machine.free_port()
+    port = free_port()
     async with nats_server(port):
         await soon(readiness.nats(port)(ignore))
         client = await nats.connect(f"nats://127.0.0.1:{port}")

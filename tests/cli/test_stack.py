@@ -14,6 +14,7 @@ from services.cli.runtime import Runtime
 from services.cli.service import Service
 from services.cli.stack import KV_ARENA_MOST, Services, Stack, default_arena
 from services.settings import SettingsError
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -60,6 +61,13 @@ def test_grace_covers_the_drain_timeout(environ: dict[str, str]):
     services = built(environ | {"SAMOVAR_DRAIN_TIMEOUT": "100"})
     assert services["gateway"].grace > 100
     assert services["engine-0"].grace > 100
+    assert services["kvstore"].grace < 10, "it has nothing to finish"
+
+
+def test_a_kvstore_with_a_disk_gets_time_to_write_to_it(environ: dict[str, str]):
+    services = built(environ | {"SAMOVAR_DRAIN_TIMEOUT": "100", "SAMOVAR_KV_DISK": "/var/kv:4GiB"})
+    assert services["kvstore"].grace > 100
+    assert services["kvstore"].environ["SAMOVAR_KV_DISK"] == "/var/kv:4GiB"
 
 
 def test_without_a_kvstore_the_engine_has_no_socket(environ: dict[str, str]):
@@ -90,6 +98,7 @@ def test_engines_share_the_cores(environ: dict[str, str], monkeypatch: pytest.Mo
         ("SAMOVAR_PORT", "http"),
         ("SAMOVAR_DEVICE", "tpu"),
         ("SAMOVAR_KV_ARENA", "a lot"),
+        ("SAMOVAR_KV_DISK", "/var/kv"),
         ("SAMOVAR_KV_PAGES", "-1"),
         ("SAMOVAR_START_TIMEOUT", "0"),
         ("SAMOVAR_KVSTORE", "perhaps"),
@@ -110,7 +119,7 @@ def test_port_in_use(environ: dict[str, str], variable: str, option: str):
 
 def test_host_that_is_not_ours(environ: dict[str, str]):
     with pytest.raises(SettingsError, match=r"192\.0\.2\.1.*--host"):
-        Stack.load(environ | {"SAMOVAR_HOST": "192.0.2.1", "SAMOVAR_PORT": str(machine.free_port())})
+        Stack.load(environ | {"SAMOVAR_HOST": "192.0.2.1", "SAMOVAR_PORT": str(free_port())})
 
 
 def warnings(environ: dict[str, str]) -> list[str]:
@@ -165,3 +174,14 @@ def test_default_arena():
 def test_cli_brings_no_torch():
     source = "import sys, services.cli.__main__; assert not {'torch', 'litestar', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", source], check=True)
+
+
+def test_a_port_that_is_held_is_free_for_its_service_alone() -> None:
+    with machine.hold_port() as holder:
+        address = holder.getsockname()
+        for _ in range(2):  # a service that is started again
+            with socket.create_server(address) as server, socket.create_connection(address, timeout=5):
+                server.accept()[0].close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        assert not holder.get_inheritable()
