@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from services.protocol.generate import Standing
+
 
 class ModelCard(Struct, frozen=True, kw_only=True):
     """All that a gateway must know of an engine's model; it never reads the engine's config."""
@@ -92,6 +94,14 @@ class GatewayHeartbeat(Struct, frozen=True):
     gateway_id: str
 
 
+class SessionNote(Struct, frozen=True, kw_only=True):
+    """A gateway knows more of a session now than when it sent its last request. Engines weigh by it what they keep of
+    the session; a lost note costs nothing but a worse guess."""
+
+    session_id: str
+    standing: Standing
+
+
 class BlockEvents(Struct, frozen=True, kw_only=True):
     """Blocks that entered or left an engine's device cache. `event_id` counts messages from 1 without gaps."""
 
@@ -109,6 +119,56 @@ class BlockSnapshot(Struct, frozen=True, kw_only=True):
     incarnation: str
     event_id: int
     blocks: tuple[bytes, ...] = ()
+
+
+Tier = Literal["device", "host"]
+
+
+class CachedRun(Struct, frozen=True, kw_only=True):
+    """A run of blocks that no other context parts from: one edge of the tree of contexts."""
+
+    name: bytes
+    """Of its last block."""
+    parent: bytes = b""
+    """Name of the run before it; empty where it is a conversation's beginning."""
+    start: int
+    """Token position at which it begins."""
+    tokens: int
+    """Full blocks only."""
+    device: int
+    """Of these tokens, on the device."""
+    held: int = 0
+    """Of these tokens, in use by running requests."""
+    host: int = 0
+    """Of these tokens, written through to the kvstore, as far as the engine knows."""
+    checkpoints: tuple[tuple[int, Tier], ...] = ()
+    """Positions of the recurrent states kept within it (or behind its last block), and where."""
+    session_id: str = ""
+    """That used it last."""
+    standing: Standing = "idle"
+    shared: bool = False
+    """Several sessions have used it."""
+    idle_seconds: float = 0.0
+    """Since its last use."""
+
+
+class CacheTree(Struct, frozen=True, kw_only=True):
+    """Reply to a request on `subjects.cache`: what an engine has of which contexts, parents before children."""
+
+    engine_id: str
+    runs: tuple[CachedRun, ...]
+    page_bytes: int
+    """Of one block of `BLOCK_TOKENS` tokens."""
+    state_bytes: int
+    """Of one checkpoint; 0: the model has no recurrent state."""
+    pages_total: int
+    pages_held: int
+    pages_cached: int
+    states_total: int = 0
+    states_held: int = 0
+    states_cached: int = 0
+    left_out: int = 0
+    """Runs that did not fit into one message, those used longest ago."""
 
 
 HEARTBEAT_SECONDS = 0.5

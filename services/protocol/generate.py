@@ -18,6 +18,23 @@ FinishReason = Literal["stop", "length", "cancel", "error"]
 RejectReason = Literal["overloaded", "context_length", "loading", "draining", "bad_request"]
 
 
+Standing = Literal["live", "waiting", "idle", "finished", "one_off"]
+"""What is to be expected of a session between its requests. `live`: a request of it runs. `waiting`: its last answer
+called a tool, whose result is on its way. `idle`: a person may go on, or not. `finished`: a sub-agent has answered.
+`one_off`: a side request (a title, a summary), whose prompt hardly comes again."""
+
+MissReason = Literal["new", "evicted", "no_checkpoint", "store_full", "store_lost", "store_away"]
+"""Why an engine had to compute what is behind the prefix that it found.
+
+* `new`: it has not seen these tokens behind this prefix, as far as it remembers;
+* `no_checkpoint`: it has blocks of them, and no recurrent state was kept there to go on from;
+* `evicted`: it had them on the device, gave them up, and no kvstore was there to keep them;
+* `store_full`: the same, and the kvstore had no room for them;
+* `store_lost`: the kvstore had them and has not any more (it evicted them, or was started anew);
+* `store_away`: the kvstore has them, perhaps, and cannot be asked just now.
+"""
+
+
 def pack_ids(ids: Iterable[int]) -> bytes:
     """Token ids as little-endian uint32."""
     packed = array("I", ids)
@@ -91,6 +108,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """Prompt lengths at which a later prompt may part from this one, ascending: behind tools and system text, before
     and behind each message, before the generation suffix. A recurrent model's state is worth keeping there, and worth
     looking for."""
+    standing: Standing = "idle"
+    """What its session will be when the answer is over, unless a `SessionNote` says otherwise."""
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
@@ -109,6 +128,21 @@ class Rejected(Struct, frozen=True, tag="rejected"):
 GenerateReply = Accepted | Rejected
 
 
+class Missed(Struct, frozen=True, kw_only=True):
+    """Why the part of a prompt that was computed was not found. What follows from the text, such as that a client
+    changed a message, the gateway knows."""
+
+    reason: MissReason
+    position: int
+    """Tokens that were found: what is behind them was computed."""
+    seen: int = 0
+    """Where the reason is another than `new`: up to here the engine had it once."""
+    since: float = 0.0
+    """Unix seconds when it was given up; 0 where that is not known."""
+    taker: str = ""
+    """The session (or else the request) whose need of room it was given up for; empty where that is not known."""
+
+
 class Usage(Struct, frozen=True, kw_only=True):
     """What one request cost. Token counts; `cached_*` are prompt tokens that were not computed again, by tier."""
 
@@ -116,6 +150,9 @@ class Usage(Struct, frozen=True, kw_only=True):
     output_tokens: int
     cached_device: int = 0
     cached_host: int = 0
+    """Out of the kvstore's memory or its disk."""
+    cached_disk: int = 0
+    """Those of `cached_host` that the kvstore had on disk only."""
     computed_tokens: int = 0
     """Prompt tokens run through the model, those repeated after a preemption included."""
     preemptions: int = 0
@@ -125,6 +162,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     prefill_seconds: float = 0.0
     """From the first scheduled step to the first token."""
     decode_seconds: float = 0.0
+    missed: Missed | None = None
+    """None: nothing but the last token was computed, or not for the first time."""
 
     @property
     def cached_tokens(self) -> int:

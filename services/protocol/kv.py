@@ -69,6 +69,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Seconds that computing this object again would take: what eviction weighs against its bytes."""
     parent: Key = b""
     """The block before it in its chain. A parent is never evicted while a child of it is kept."""
+    chance: float = 1.0
+    """That it is asked for again, above 0 and at most 1, as seen at its last use."""
 
 
 class Reserve(Struct, frozen=True, kw_only=True, tag="reserve"):
@@ -101,11 +103,22 @@ class Drop(Struct, frozen=True, kw_only=True, tag="drop"):
     keys: tuple[Key, ...] = ()
 
 
+class Weigh(Struct, frozen=True, kw_only=True, tag="weigh"):
+    """The chance that these contexts are asked for again is another one now. `keys` name their last objects: the
+    chance counts for each of them and for what lies before it, up to where another context parts. Does not count as a
+    use; unknown keys are passed over."""
+
+    call: int
+    keys: tuple[Key, ...]
+    chance: float
+    """Above 0 and at most 1."""
+
+
 class Stat(Struct, frozen=True, kw_only=True, tag="stat"):
     call: int
 
 
-Call = Hello | Lookup | Lease | Reserve | Commit | Release | Drop | Stat
+Call = Hello | Lookup | Lease | Reserve | Commit | Release | Drop | Weigh | Stat
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -130,6 +143,8 @@ class Leased(Struct, frozen=True, kw_only=True, tag="leased"):
     lease: int
     """0 when nothing was hit (then there is nothing to release)."""
     extents: tuple[tuple[Extent, ...], ...]
+    from_disk: tuple[int, ...] = ()
+    """Indices of the keys that had to be read from the disk for this."""
 
 
 class Reserved(Struct, frozen=True, kw_only=True, tag="reserved"):
@@ -142,7 +157,7 @@ class Reserved(Struct, frozen=True, kw_only=True, tag="reserved"):
 
 
 class Done(Struct, frozen=True, kw_only=True, tag="done"):
-    """Reply to Commit, Release and Drop. `count`: objects that it applied to."""
+    """Reply to Commit, Release, Drop and Weigh. `count`: objects that it applied to."""
 
     call: int
     count: int
@@ -162,6 +177,16 @@ class StatReply(Struct, frozen=True, kw_only=True, tag="stat_reply"):
     """Keys asked for in Lease and not there, since the start."""
     evictions: int
     clients: tuple[str, ...]
+    disk_bytes: int = 0
+    """Room for objects on disk; 0: there is no disk tier."""
+    disk_used_bytes: int = 0
+    disk_objects: int = 0
+    spilled: int = 0
+    """Objects written to disk since the start."""
+    reloaded: int = 0
+    """Objects read back from disk since the start."""
+    torn: int = 0
+    """Objects on disk that were found damaged, since the start."""
 
 
 class Fault(Struct, frozen=True, kw_only=True, tag="fault"):

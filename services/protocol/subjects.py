@@ -5,6 +5,8 @@ import re
 HEARTBEATS = "samovar.events.heartbeat"
 GATEWAY_HEARTBEATS = "samovar.events.gateway"
 BLOCK_EVENTS = "samovar.events.blocks"
+SESSION_NOTES = "samovar.events.sessions"
+"""Publish (gateway -> all engines): SessionNote."""
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -36,6 +38,11 @@ def tokenizer(engine_id: str) -> str:
 def blocks(engine_id: str) -> str:
     """Request: empty; reply: BlockSnapshot."""
     return f"samovar.engine.{engine_id}.blocks"
+
+
+def cache(engine_id: str) -> str:
+    """Request: empty; reply: CacheTree."""
+    return f"samovar.engine.{engine_id}.cache"
 
 
 def tokens(gateway_id: str) -> str:

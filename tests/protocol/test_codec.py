@@ -14,10 +14,13 @@ from services.protocol import codec, events, generate, kv
 from services.protocol.events import (
     BlockEvents,
     BlockSnapshot,
+    CachedRun,
+    CacheTree,
     EngineLoad,
     GatewayHeartbeat,
     Heartbeat,
     ModelCard,
+    SessionNote,
     SpecialTokens,
     TokenizerBundle,
     TokenizerChunk,
@@ -26,6 +29,7 @@ from services.protocol.generate import (
     Accepted,
     Cancel,
     GenerateRequest,
+    Missed,
     Rejected,
     Resume,
     ResumeReply,
@@ -41,12 +45,14 @@ USAGE = Usage(
     output_tokens=7,
     cached_device=64,
     cached_host=32,
+    cached_disk=16,
     computed_tokens=4,
     preemptions=1,
     queue_seconds=0.5,
     restore_seconds=0.25,
     prefill_seconds=1.5,
     decode_seconds=2.5,
+    missed=Missed(reason="evicted", position=96, seen=100, since=1.5e9, taker="s2"),
 )
 SAMPLING = SamplingParams(
     max_tokens=5,
@@ -71,6 +77,7 @@ REQUEST = GenerateRequest(
     cache_salt="salt",
     session_id="s",
     hints=(64, 90),
+    standing="waiting",
 )
 DELTA = TokenDelta("r", 3, (4, 5), "stop", USAGE, "no error", 2)
 CARD = ModelCard(
@@ -99,7 +106,34 @@ BUNDLE = TokenizerBundle(
     special=SpecialTokens(bos_id=1, add_bos=True, stop_ids=(2, 3), tokens={"eos_token": "<|im_end|>"}),
     generation_defaults={"temperature": 0.6},
 )
-ENTRY = kv.Entry(key=b"k", length=4096, cost=0.5, parent=b"p")
+RUN = CachedRun(
+    name=b"b" * 32,
+    parent=b"a" * 32,
+    start=64,
+    tokens=128,
+    device=64,
+    held=64,
+    host=128,
+    checkpoints=((100, "device"), (192, "host")),
+    session_id="s",
+    standing="finished",
+    shared=True,
+    idle_seconds=1.5,
+)
+TREE = CacheTree(
+    engine_id="e",
+    runs=(RUN,),
+    page_bytes=1,
+    state_bytes=2,
+    pages_total=3,
+    pages_held=4,
+    pages_cached=5,
+    states_total=6,
+    states_held=7,
+    states_cached=8,
+    left_out=9,
+)
+ENTRY = kv.Entry(key=b"k", length=4096, cost=0.5, parent=b"p", chance=0.25)
 EXTENTS = (kv.Extent(0, 4096), kv.Extent(8192, 100))
 
 MESSAGES: list[tuple[Any, Struct]] = [
@@ -118,6 +152,8 @@ MESSAGES: list[tuple[Any, Struct]] = [
         BlockEvents(engine_id="e", incarnation="i", event_id=1, stored=(b"a" * 32,), removed=(b"b" * 32,)),
     ),
     (codec.block_snapshot, BlockSnapshot(engine_id="e", incarnation="i", event_id=1, blocks=(b"a" * 32, b"b" * 32))),
+    (codec.session_note, SessionNote(session_id="s", standing="waiting")),
+    (codec.cache_tree, TREE),
     (codec.tokenizer_chunk, TokenizerChunk("d", 1, 3, b"\0\xff")),
     (codec.tokenizer_bundle, BUNDLE),
     (codec.kv_call, kv.Hello(call=1, client="engine-0", fingerprint="f")),
@@ -127,10 +163,11 @@ MESSAGES: list[tuple[Any, Struct]] = [
     (codec.kv_call, kv.Commit(call=5, keys=(b"a",))),
     (codec.kv_call, kv.Release(call=6, lease=2)),
     (codec.kv_call, kv.Drop(call=7, keys=(b"a",))),
+    (codec.kv_call, kv.Weigh(call=9, keys=(b"a",), chance=0.5)),
     (codec.kv_call, kv.Stat(call=8)),
     (codec.kv_reply, kv.Welcome(call=1, arena_bytes=2**40, version=1)),
     (codec.kv_reply, kv.States(call=2, states=("miss", "hit", "pending"))),
-    (codec.kv_reply, kv.Leased(call=3, lease=1, extents=(EXTENTS, ()))),
+    (codec.kv_reply, kv.Leased(call=3, lease=1, extents=(EXTENTS, ()), from_disk=(1,))),
     (codec.kv_reply, kv.Reserved(call=4, extents=(EXTENTS, None), full=1)),
     (codec.kv_reply, kv.Done(call=5, count=1)),
     (
@@ -146,6 +183,12 @@ MESSAGES: list[tuple[Any, Struct]] = [
             misses=7,
             evictions=8,
             clients=("engine-0",),
+            disk_bytes=9,
+            disk_used_bytes=10,
+            disk_objects=11,
+            spilled=12,
+            reloaded=13,
+            torn=14,
         ),
     ),
     (codec.kv_reply, kv.Fault(call=9, message="what?")),
