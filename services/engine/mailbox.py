@@ -8,9 +8,10 @@ on the core's thread and must only hand the value over.
 from dataclasses import dataclass
 
 from services.engine.cache.arena import Arena
+from services.engine.cache.tree import Sight
 from services.engine.request import Request
 from services.protocol.events import EngineLoad
-from services.protocol.generate import FinishReason, TokenDelta, Usage
+from services.protocol.generate import FinishReason, Standing, TokenDelta, Usage
 from services.protocol.kv import Extent, KeyState
 
 
@@ -32,6 +33,8 @@ class KvLeased:
     arena: Arena | None
     lease: int
     extents: tuple[tuple[Extent, ...], ...]
+    from_disk: tuple[int, ...] = ()
+    """Indices of the objects that the store had on disk only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class KvReserved:
     tag: int
     arena: Arena | None
     extents: tuple[tuple[Extent, ...] | None, ...]
+    full: int = 0
+    """Entries for which there was no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,19 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteSession:
+    """What is to be expected of a session now (`services.protocol.events.SessionNote`)."""
+
+    session_id: str
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask what is cached; the answer is StepResult.sight of the next result."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the loop. The server has drained before."""
 
@@ -71,7 +89,7 @@ class Stop:
 KvAnswer = KvLeased | KvStates | KvReserved | KvConnected
 """All that a KvClient delivers."""
 
-Message = Submit | CancelRequest | KvAnswer | Snapshot | Stop
+Message = Submit | CancelRequest | KvAnswer | NoteSession | Snapshot | Inspect | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +156,5 @@ class StepResult:
     fatal: str = ""
     """Not empty: the loop has ended on this error (the device is gone); every request got a final `error` delta."""
     states: StateLoad = StateLoad()
+    sight: Sight | None = None
+    """The answer to Inspect."""

@@ -14,10 +14,10 @@ from contextlib import suppress
 from services import settings, telemetry
 from services.kvstore.arena import Arena, arena_size
 from services.kvstore.config import KvStoreConfig
-from services.kvstore.index import Index
 from services.kvstore.memory import memory_limit
 from services.kvstore.metrics import KvStoreCollector, serve_metrics
 from services.kvstore.server import Server
+from services.kvstore.store import Store
 from services.settings import ByteSize, SettingsError
 
 log = logging.getLogger("services.kvstore")
@@ -38,21 +38,24 @@ def main() -> int:
 
 
 async def run(config: KvStoreConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SettingsError when the store cannot start."""
+    """Serve until SIGTERM or SIGINT, then write to disk what there is time for; a second signal ends that too. Raises
+    SettingsError when the store cannot start."""
     task = asyncio.current_task()
     assert task is not None
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
     arena = Arena(arena_size(config.kv_arena, memory_limit()))
-    index = Index(arena.size)
-    server = Server(config.kv_socket, arena, index)
+    store = Store(arena, config.disk_space())
+    server = Server(config.kv_socket, arena, store)
     metrics = None
     try:
         if config.metrics_port:
-            metrics = serve_metrics(KvStoreCollector(index, server), config.metrics_host, config.metrics_port)
+            metrics = serve_metrics(KvStoreCollector(store, server), config.metrics_host, config.metrics_port)
+        store.start()
         log.info("ready: %s at %s", ByteSize(arena.size), config.kv_socket)
         with suppress(asyncio.CancelledError):
             await server.serve()
+        await store.close(config.drain_timeout)
         log.info("stopped")
     finally:
         server.close()

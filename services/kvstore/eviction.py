@@ -7,8 +7,10 @@ from services.kvstore.stored import Stored
 
 
 class VictimQueue:
-    """Objects by score, the least first. A heap that is brought up to date lazily: a use only raises an object's score,
-    so its entry stands too low until it comes up, and is then put where it belongs.
+    """Objects by score, the least first.
+
+    A heap that is brought up to date lazily. A score that rose leaves its entry too low: it is put where it belongs
+    when it comes up. A score that fell needs a new entry, by `fell`; the old one is stale and passed over.
 
     It holds each object at most once and may hold some that are no victims (any more): what `pop` returns is for the
     caller to judge, and to push again when it becomes a victim.
@@ -16,41 +18,55 @@ class VictimQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Stored]] = []
-        self._forgotten = 0
+        self._entries: dict[Stored, tuple[float, int]] = {}
+        """The entry that counts of each object: its score then, and its number. All others are stale."""
         self._order = count()
 
     def __len__(self) -> int:
-        """Entries, those of forgotten objects included."""
+        """Entries, stale ones included."""
         return len(self._heap)
 
     def push(self, stored: Stored) -> None:
         """Idempotent."""
-        if not stored.queued:
-            stored.queued = True
-            heappush(self._heap, (stored.score, next(self._order), stored))
+        if stored not in self._entries:
+            self._enter(stored)
+
+    def fell(self, stored: Stored) -> None:
+        """Tell that an object's score may be less than it was. Passes over one that is not in the queue."""
+        entry = self._entries.get(stored)
+        if entry is not None and stored.score < entry[0]:
+            self._enter(stored)
 
     def forget(self, stored: Stored) -> None:
-        """Tell that an object is no longer kept; once they are the greater part, entries of such objects go."""
-        if not stored.queued:
-            return
-        self._forgotten += 1
-        if self._forgotten > 64 and self._forgotten * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].kept]
-            heapify(self._heap)
-            self._forgotten = 0
+        """Take an object out."""
+        if self._entries.pop(stored, None) is not None:
+            self._sweep()
 
     def pop(self, below: float) -> Stored | None:
         """Take out the object of the least score, if that is less than `below`."""
         while self._heap:
-            standing, _, stored = self._heap[0]
-            if stored.kept and standing >= below:
+            score, number, stored = self._heap[0]
+            current = self._entries.get(stored) == (score, number)
+            if current and score >= below:
                 return None
             heappop(self._heap)
-            if not stored.kept:
-                self._forgotten -= 1
-            elif stored.score > standing:
-                heappush(self._heap, (stored.score, next(self._order), stored))
+            if not current:
+                continue
+            if stored.score > score:
+                self._enter(stored)
             else:
-                stored.queued = False
+                del self._entries[stored]
                 return stored
         return None
+
+    def _enter(self, stored: Stored) -> None:
+        entry = (stored.score, next(self._order))
+        self._entries[stored] = entry
+        heappush(self._heap, (*entry, stored))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Let stale entries go once they are the greater part."""
+        if len(self._heap) > 64 + 2 * len(self._entries):
+            self._heap = [(*entry, stored) for stored, entry in self._entries.items()]
+            heapify(self._heap)

@@ -1,6 +1,7 @@
 """Which bytes of the arena are free: an allocator of extents."""
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from services.protocol.kv import Extent
 
@@ -20,17 +21,26 @@ class ExtentAllocator:
     Costs a binary search and a list insertion an extent. Not thread-safe.
     """
 
-    def __init__(self, size: int) -> None:
-        """`size` is a positive multiple of UNIT."""
+    def __init__(self, size: int, taken: Sequence[Extent] = ()) -> None:
+        """`size` is a positive multiple of UNIT; `taken` is not free from the beginning, and does not overlap."""
         self.size = size
-        self.free = size
+        self.free = 0
         """Free bytes."""
-        self._by_size = [(size, 0)]
+        self._by_size: list[tuple[int, int]] = []
         """(length, offset) of every free piece, sorted."""
-        self._by_start = {0: size}
+        self._by_start: dict[int, int] = {}
         """Offset -> length of every free piece."""
-        self._by_end = {size: 0}
+        self._by_end: dict[int, int] = {}
         """End -> offset of every free piece."""
+        begin = 0
+        for offset, length in [*sorted((extent.offset, extent.length) for extent in taken), (size, 0)]:
+            if offset > begin:
+                self.free += offset - begin
+                self._by_size.append((offset - begin, begin))
+                self._by_start[begin] = offset - begin
+                self._by_end[offset] = begin
+            begin = offset + rounded(length)
+        self._by_size.sort()
 
     @property
     def used(self) -> int:

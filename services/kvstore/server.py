@@ -9,7 +9,7 @@ from collections import Counter
 
 from services.kvstore.arena import Arena
 from services.kvstore.connection import Connection
-from services.kvstore.index import Index
+from services.kvstore.store import Store
 from services.settings import SettingsError
 
 BACKLOG = 128
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 class Server:
     """Listens from construction on; the socket file is unlinked by `close`."""
 
-    def __init__(self, path: str, arena: Arena, index: Index) -> None:
+    def __init__(self, path: str, arena: Arena, store: Store) -> None:
         """Raises SettingsError when the path cannot be listened on, or a live store does so already."""
         self.calls: Counter[str] = Counter()
         """Calls since the start, by verb."""
         self._path = path
         self._arena = arena
-        self._index = index
+        self._store = store
         self._clients: set[str] = set()
         self._connections: set[asyncio.Task[None]] = set()
         self._listener, self._inode = _listen(path)
@@ -46,7 +46,7 @@ class Server:
                     log.error("cannot accept a connection: %s", error)
                     await asyncio.sleep(0.1)
                     continue
-                connection = Connection(sock, self._arena, self._index, self.calls, self._clients)
+                connection = Connection(sock, self._arena, self._store, self.calls, self._clients)
                 task = asyncio.create_task(connection.serve())
                 self._connections.add(task)
                 task.add_done_callback(self._connections.discard)

@@ -1,36 +1,11 @@
-"""One object of the store."""
+"""One object of a tier: of the arena or of the disk."""
 
-import math
 from dataclasses import dataclass
 
 from services.protocol.kv import Extent, Key
 
-HALF_LIFE = 600.0
-"""Seconds after which an object that nobody uses is worth half. An agent's tool call or its user's next message mostly
-comes within minutes, so that within them recomputing cost decides and beyond them recency does."""
-
-LEAST_COST = 1e-6
-MOST_COST = 3600.0
-"""Seconds that a cost is clamped to, so that no client can make an object that outlives all others for days."""
-
-
-def density(cost: float, length: int) -> float:
-    """log2 of what an object saves a byte: `cost` seconds (clamped), `length` bytes."""
-    return math.log2(min(max(cost, LEAST_COST), MOST_COST) / length)
-
-
-def score(density: float, used: float, half_life: float) -> float:
-    """What an object is worth to keep, on a scale that time does not move.
-
-    Its value is the cost that it saves a byte, and the chance that it is asked for again halves every half-life since
-    its last use: value(t) = cost / length * 2 ** -((t - used) / half_life). The ratio of two such values does not
-    depend on t, so objects may be ordered once, by
-
-        log2(value(t)) + t / half_life = log2(cost / length) + used / half_life,
-
-    and only a use moves one. `used` and `half_life` are in seconds.
-    """
-    return density + used / half_life
+_STATE = b"/state/"
+_STATE_END = len(_STATE) + 8
 
 
 @dataclass(slots=True, eq=False)
@@ -39,18 +14,33 @@ class Stored:
 
     key: Key
     parent: Key
-    """Empty, or the key of the object before it, which need not be in the store."""
+    """Empty, or the key of the object before it, which need not be in the tier."""
     fingerprint: str
     """Of the client that reserved it."""
     length: int
     """Bytes."""
-    density: float
-    extents: tuple[Extent, ...]
-    score: float
+    cost: float
+    """Seconds to compute it again."""
+    chance: float
+    """That it is asked for again, as seen at its last use."""
+    used: float
+    """When, on the clock of all `now`."""
+    shared: bool = False
+    """Two contexts have gone on from it, at some time at once: its chance counts as `worth.SHARED` from then on."""
+    extents: tuple[Extent, ...] = ()
+    checksum: int = 0
+    """CRC-32 of its bytes; of objects on disk only."""
+    score: float = 0.0
+    """See `worth.score`; brought up to date by the index."""
     committed: bool = False
     kept: bool = True
     """In the index: its key can be found, and it counts as a child of its parent."""
     pins: int = 0
-    """Leases on it, those of ended connections included until their grace is over."""
-    queued: bool = False
-    """In the queue of victims."""
+    """Leases on it, those of ended connections included until their grace is over, and copies under way."""
+    saved: bool = False
+    """The tier below has it too, or is being given it."""
+
+    @property
+    def is_state(self) -> bool:
+        """A checkpoint (`kv.state_key`) of a recurrent state: nothing goes on from it, and it is no other context."""
+        return self.key[-_STATE_END:].startswith(_STATE)

@@ -470,6 +470,59 @@ def test_replies_in_any_order_reach_their_question(path: Path, memfd: int) -> No
         assert len({a.lease for a in answers if isinstance(a, KvLeased)}) == 3
 
 
+def test_a_lease_may_wait_for_the_disk_longer_than_a_stalled_store_is_given(path: Path, memfd: int) -> None:
+    leases: list[int] = []
+    pings: list[int] = []
+
+    def script(call: kv.Call) -> tuple[bytes, int | None]:
+        match call:
+            case kv.Hello():
+                return welcome(memfd, call)
+            case kv.Lease():
+                leases.append(call.call)
+                return b"", None
+            case kv.Stat():
+                pings.append(call.call)
+        stat = kv.StatReply(
+            call=call.call,
+            arena_bytes=1,
+            used_bytes=0,
+            objects=0,
+            reserved=0,
+            leased=0,
+            hits=0,
+            misses=0,
+            evictions=0,
+            clients=(),
+        )
+        if len(pings) < 4:
+            return frame(stat), None
+        leased = kv.Leased(call=leases[0], lease=9, extents=((kv.Extent(0, 1),),), from_disk=(0,))
+        return frame(stat) + frame(leased), None
+
+    with fake_store(path, script) as store, engine(path, stall=0.3) as user:
+        arena = user.arena()
+        started = time.monotonic()
+        assert user.lease(A, B) == KvLeased(1, arena, 1, ((kv.Extent(0, 1),),), (0,))
+        assert time.monotonic() - started > 0.3
+        assert store.attempts.get(timeout=SECONDS) == 1
+        assert store.attempts.empty()
+
+
+def test_what_is_weighed_down_is_evicted_first_and_a_full_store_says_so(path: Path) -> None:
+    with running(path, "8KiB"), engine(path) as user:
+        user.arena()
+        user.write(A, b"x" * 4096)
+        user.write(B, b"x" * 4096)
+        user.client.weigh([], 1.0)
+        user.client.weigh([B], 0.25)
+        user.write(C, b"x" * 4096)
+        assert user.lookup(A, B, C) == ("hit", "miss", "hit")
+        assert user.lease(A, C).lease
+        refused = user.reserve(B, length=4096)
+        assert (refused.extents, refused.full) == ((None,), 1)
+
+
 def test_a_reply_cut_into_single_bytes_is_understood(path: Path) -> None:
     """Also the descriptor then comes with the first byte alone."""
     with running(path) as store:

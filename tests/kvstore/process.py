@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from services.protocol import codec, kv
 from services.protocol.frames import FrameReader, frame
@@ -95,7 +95,7 @@ class RawClient:
             self.welcome = self.call(kv.Hello, client="raw", fingerprint=fingerprint)
             assert isinstance(self.welcome, kv.Welcome)
 
-    def __enter__(self) -> "RawClient":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

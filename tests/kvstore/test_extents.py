@@ -20,6 +20,16 @@ def test_an_object_takes_one_extent_where_one_piece_holds_it() -> None:
     assert (allocator.used, allocator.free) == (4 * UNIT, 4 * UNIT)
 
 
+def test_what_is_taken_from_the_beginning_can_be_given_back() -> None:
+    taken = (Extent(5 * UNIT, UNIT), Extent(UNIT, 2 * UNIT - 7), Extent(3 * UNIT, 1))
+    allocator = ExtentAllocator(8 * UNIT, taken)
+    assert (allocator.free, allocator.pieces) == (4 * UNIT, 3)
+    assert allocator.allocate(2 * UNIT) == (Extent(6 * UNIT, 2 * UNIT),)
+    allocator.release((Extent(6 * UNIT, 2 * UNIT),))
+    allocator.release(taken)
+    assert allocator.allocate(8 * UNIT) == (Extent(0, 8 * UNIT),)
+
+
 def test_the_smallest_piece_that_fits_is_taken() -> None:
     allocator = ExtentAllocator(16 * UNIT)
     held = [allocator.allocate(n * UNIT) for n in (4, 1, 2, 1, 8)]

@@ -2,8 +2,10 @@
 
 import pytest
 
+from services.kvstore.entries import BadEntry
 from services.kvstore.extents import UNIT
-from services.kvstore.index import BadEntry, Holder, Index
+from services.kvstore.holder import Holder
+from services.kvstore.index import Index
 from services.protocol.kv import Entry, Extent
 
 HALF_LIFE = 100.0

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.kvstore.extents import UNIT, rounded
-from services.kvstore.index import Holder, Index
-from services.kvstore.stored import density, score
+from services.kvstore.holder import Holder
+from services.kvstore.index import Index
 from services.protocol.kv import Entry, Extent
+from services.protocol.worth import density, score
 
 ARENA_UNITS = 9
 HALF_LIFE = 10.0
@@ -23,22 +24,25 @@ COST = {key: 1.0 + 0.37 * n for n, key in enumerate(KEYS)}
 
 keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6)
 people = st.integers(0, 1)
+chances = st.sampled_from([1.0, 0.5, 1 / 64])
 
 
-def worth(key: bytes, used: float) -> float:
-    return score(density(COST[key], UNITS[key] * UNIT - 5), used, HALF_LIFE)
+def worth(key: bytes, chance: float, used: float) -> float:
+    return score(density(COST[key], UNITS[key] * UNIT - 5), chance, used, HALF_LIFE)
 
 
 @dataclass(eq=False)
 class Item:
     key: bytes
     used: float
+    chance: float
     writer: int | None
     pins: int = 0
+    shared: bool = False
 
     @property
     def score(self) -> float:
-        return worth(self.key, self.used)
+        return worth(self.key, 1.0 if self.shared else self.chance, self.used)
 
 
 @dataclass
@@ -51,7 +55,7 @@ class Model:
         pinned = [item for item in self.forgotten if item.pins]
         return ARENA_UNITS - sum(UNITS[item.key] for item in [*self.items.values(), *pinned])
 
-    def make_room(self, key: bytes, now: float) -> bool:
+    def make_room(self, key: bytes, chance: float, now: float) -> bool:
         """Evicts from `items`, or leaves it as it was."""
         items = dict(self.items)
         free = self.free()
@@ -60,7 +64,10 @@ class Model:
             victims = [
                 item
                 for item in items.values()
-                if item.writer is None and not item.pins and item.key not in parents and item.score < worth(key, now)
+                if item.writer is None
+                and not item.pins
+                and item.key not in parents
+                and item.score < worth(key, chance, now)
             ]
             if not victims:
                 return False
@@ -69,6 +76,24 @@ class Model:
             del items[victim.key]
         self.items = items
         return True
+
+    def children(self, key: bytes) -> list[Item]:
+        return [item for item in self.items.values() if PARENT[item.key] == key]
+
+    def share(self) -> None:
+        for item in self.items.values():
+            item.shared |= len(self.children(item.key)) > 1
+
+    def weigh(self, key: bytes, chance: float) -> set[bytes]:
+        weighed: set[bytes] = set()
+        came = b""
+        while key in self.items and not self.items[key].shared:
+            if any(child.key != came for child in self.children(key)):
+                break
+            self.items[key].chance = chance
+            weighed.add(key)
+            came, key = key, PARENT[key]
+        return weighed
 
     def forget(self, key: bytes) -> Item:
         item = self.items.pop(key)
@@ -87,24 +112,28 @@ class IndexMachine(RuleBasedStateMachine):
         self.ended: list[tuple[float, list[Item]]] = []
         self.extents: dict[int, tuple[Item, tuple[Extent, ...]]] = {}
 
-    @rule(who=people, wanted=keys, wait=st.floats(0.01, 20))
-    def reserve(self, who: int, wanted: list[bytes], wait: float) -> None:
+    @rule(who=people, wanted=keys, wait=st.floats(0.01, 20), chance=chances)
+    def reserve(self, who: int, wanted: list[bytes], wait: float, chance: float) -> None:
         self.now += wait
         self.settle()
-        entries = [Entry(key=k, length=UNITS[k] * UNIT - 5, cost=COST[k], parent=PARENT[k]) for k in wanted]
+        entries = [
+            Entry(key=k, length=UNITS[k] * UNIT - 5, cost=COST[k], parent=PARENT[k], chance=chance) for k in wanted
+        ]
         expected: list[bool] = []
         refused: set[bytes] = set()
         full = 0
         for key in wanted:
             if key in self.model.items:
                 self.model.items[key].used = self.now
+                self.model.items[key].chance = chance
                 expected.append(False)
-            elif PARENT[key] in refused or not self.model.make_room(key, self.now):
+            elif PARENT[key] in refused or not self.model.make_room(key, chance, self.now):
                 refused.add(key)
                 full += 1
                 expected.append(False)
             else:
-                self.model.items[key] = Item(key, self.now, who)
+                self.model.items[key] = Item(key, self.now, chance, who)
+                self.model.share()
                 expected.append(True)
         extents, got_full = self.index.reserve(self.holders[who], entries, self.now)
         assert [given is not None for given in extents] == expected
@@ -144,10 +173,15 @@ class IndexMachine(RuleBasedStateMachine):
             assert lease not in self.leases[who]
             self.leases[who][lease] = hits
 
-    @rule(who=people, wanted=keys, wait=st.floats(0.01, 20))
-    def put(self, who: int, wanted: list[bytes], wait: float) -> None:
-        self.reserve(who, wanted, wait)
+    @rule(who=people, wanted=keys, wait=st.floats(0.01, 20), chance=chances)
+    def put(self, who: int, wanted: list[bytes], wait: float, chance: float) -> None:
+        self.reserve(who, wanted, wait, chance)
         self.commit(who, wanted, 0.01)
+
+    @rule(wanted=keys, chance=chances)
+    def weigh(self, wanted: list[bytes], chance: float) -> None:
+        expected = {weighed for key in wanted for weighed in self.model.weigh(key, chance)}
+        assert self.index.weigh(wanted, chance) == expected
 
     @rule(who=people, key=st.sampled_from(KEYS), wait=st.floats(0.01, 5))
     def touch(self, who: int, key: bytes, wait: float) -> None:
@@ -205,12 +239,20 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.lookup(KEYS) == expected
 
     @invariant()
+    def scores_agree(self) -> None:
+        for item in self.model.items.values():
+            stored = self.index.find(item.key)
+            assert stored is not None
+            assert (stored.score, stored.shared) == (item.score, item.shared)
+
+    @invariant()
     def counts_agree(self) -> None:
         counts, items = self.index.counts(), list(self.model.items.values())
         alive = items + [item for item in self.model.forgotten if item.pins]
         assert counts.objects == sum(item.writer is None for item in items)
         assert counts.reserved == sum(item.writer is not None for item in items)
         assert counts.leased == sum(item.pins > 0 for item in alive)
+        assert counts.unsaved_bytes == sum(UNITS[item.key] * UNIT for item in items if item.writer is None)
         assert counts.used_bytes == (ARENA_UNITS - self.model.free()) * UNIT
 
     @invariant()

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from services.kvstore import connection
 from services.kvstore.arena import Arena
-from services.kvstore.index import Index
 from services.kvstore.server import Server
+from services.kvstore.store import Store
 from services.protocol import kv
 from tests.kvstore.process import RawClient, refused, running
 
@@ -112,7 +112,7 @@ async def test_spans_belong_to_the_request_that_is_traced(socket_path: Path, mon
     provider.add_span_processor(SimpleSpanProcessor(spans))
     monkeypatch.setattr(connection, "tracer", provider.get_tracer("test"))
     arena = Arena(2**20)
-    server = Server(str(socket_path), arena, Index(arena.size))
+    server = Server(str(socket_path), arena, Store(arena))
     serving = asyncio.create_task(server.serve())
 
     def talk() -> None:

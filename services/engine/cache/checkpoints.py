@@ -1,15 +1,22 @@
 """Recurrent states: who holds the slots, and which exact prefixes have a checkpoint. Bookkeeping only."""
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.block_pool import PENDING_BITS, STORED_BITS, Block, BlockPool
+from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain
+from services.engine.cache.recompute_cost import weight
+from services.protocol import worth
 from services.protocol.hashing import BLOCK_TOKENS, BlockHash, extend
 from services.protocol.kv import Key, state_key
 
 REMEMBERED = 4096
 """Checkpoints that are in the kvstore only and whose positions we still know, at most."""
+SUPERSEDED_BITS = 8.0
+"""A superseded checkpoint is worth 1/256: by `worth.HALF_LIFE`, another one is kept 80 minutes longer."""
 
 
 class Mark(NamedTuple):
@@ -39,24 +46,62 @@ class Mark(NamedTuple):
 class Checkpoint:
     """The state behind one exact prefix. All fields are the Checkpoints' to change."""
 
-    __slots__ = ("base", "last_use", "mark", "pins", "root", "slot", "stored", "superseded", "uses")
+    __slots__ = (
+        "before",
+        "last_use",
+        "mark",
+        "owner",
+        "pending",
+        "pins",
+        "root",
+        "shared",
+        "slot",
+        "stored",
+        "superseded",
+        "uses",
+    )
 
-    def __init__(self, mark: Mark, slot: int, base: int, root: bool) -> None:
+    def __init__(self, mark: Mark, slot: int, before: "Checkpoint | None", root: bool) -> None:
         self.mark = mark
         self.slot = slot
         """-1: not on the device."""
-        self.base = base
-        """Position of the checkpoint before it: what lies between is what it saves."""
+        self.before = before
+        """The one before it in its context."""
         self.root = root
         """It ends where conversations part: never superseded."""
         self.pins = 0
         """Copies and transfers that read it."""
         self.uses = 0
         """Requests that went on from it."""
-        self.last_use = 0
+        self.last_use = 0.0
+        self.owner: Owner | None = None
+        """The session that used it last; None: it came from the kvstore, and none has yet."""
+        self.shared = root
+        """Several sessions have used it, or will."""
         self.superseded = False
+        self.pending = False
+        """It is about to be copied to the kvstore."""
         self.stored = False
         """The kvstore has it, as far as we know."""
+
+    @property
+    def kept(self) -> bool:
+        """It is on the device or in the kvstore."""
+        return self.slot >= 0 or self.stored
+
+    @property
+    def base(self) -> int:
+        """Position from which on it saves computing: that of the nearest one before it that is kept, superseded ones
+        not counted, which are as good as given up."""
+        at = self
+        while True:
+            while at.before is not None and not at.before.kept:
+                at.before = at.before.before
+            if at.before is None:
+                return 0
+            at = at.before
+            if not at.superseded:
+                return at.mark.position
 
 
 class Checkpoints:
@@ -68,8 +113,9 @@ class Checkpoints:
     other, so pages are never short because of checkpoints, and a checkpoint without its tail is as useless as one
     without its blocks.
 
-    A slot is taken from the checkpoint that is worth least: first those that are useless, then superseded ones, then
-    the others; in each class the one used longest ago. Pinned ones never are.
+    A slot is taken from the checkpoint of least worth (`services.protocol.worth`: cost of computing from the
+    checkpoint before it, chance that its session comes back, time since its last use), first of all from one that is
+    useless, and rather from a superseded one. Pinned ones stay.
 
     A checkpoint is superseded when a request ran past it: it then serves only who branches off there. It is not when
     at least two requests went on from it, or when it is a `root`. A later use makes it as good as new.
@@ -79,7 +125,7 @@ class Checkpoints:
     Owned by the core's thread. With n = 0 (a model without recurrent state) nothing is ever found.
     """
 
-    def __init__(self, pool: BlockPool, slots: int) -> None:
+    def __init__(self, pool: BlockPool, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = slots
         self._pool = pool
         self._free = list(range(slots - 1, -1, -1))
@@ -88,7 +134,7 @@ class Checkpoints:
         self._by_block: dict[BlockHash, list[Checkpoint]] = {}
         self._on_device: dict[Key, Checkpoint] = {}
         self._remembered: dict[Key, Checkpoint] = {}
-        self._clock = 0
+        self._clock = clock
         self.published = 0
         """Checkpoints that came to the device since the start, computed or restored."""
         self.evictions = 0
@@ -113,16 +159,37 @@ class Checkpoints:
         """Slots that checkpoints have."""
         return len(self._on_device)
 
-    def take(self) -> int | None:
-        """A slot, held from now on; None when all are held or pinned."""
+    def take(self, taker: str = "") -> int | None:
+        """A slot, held from now on, for a request of the session `taker`; None when all are held or pinned."""
         if not self._free:
             victims = [checkpoint for checkpoint in self._on_device.values() if not checkpoint.pins]
             if not victims:
                 return None
-            self._evict(min(victims, key=self._worth))
+            self._evict(min(victims, key=self._worth), taker)
         slot = self._free.pop()
         self._held.add(slot)
         return slot
+
+    def take_spare(self) -> int | None:
+        """A slot, held from now on, that is free or has what hardly anybody will go on from; None where all have more
+        than that."""
+        if not self._free:
+            spare = [each for each in self._on_device.values() if not each.pins and self._spare(each)]
+            if not spare:
+                return None
+            self._evict(min(spare, key=self._worth), "")
+        slot = self._free.pop()
+        self._held.add(slot)
+        return slot
+
+    def _spare(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.superseded or not self.of_use(checkpoint)
+
+    def discard(self, checkpoint: Checkpoint) -> None:
+        """Give up a superseded checkpoint that nobody has used, where it is there still."""
+        if self.named(checkpoint.mark.key) is checkpoint and self._spare(checkpoint) and not checkpoint.pins:
+            self._free.append(checkpoint.slot)
+            self._leave_device(checkpoint)
 
     def give_back(self, slot: int) -> None:
         self._held.remove(slot)
@@ -130,34 +197,47 @@ class Checkpoints:
 
     # Checkpoints.
 
-    def publish(self, mark: Mark, slot: int, page: int, *, base: int = 0, root: bool = False) -> Checkpoint | None:
+    def publish(
+        self,
+        mark: Mark,
+        slot: int,
+        page: int,
+        *,
+        before: Checkpoint | None = None,
+        root: bool = False,
+        owner: Owner | None = None,
+    ) -> Checkpoint | None:
         """A held slot has the state of this prefix, a held and nameless `page` its tail (-1: it has none), and all
         that wrote them is done. The slot's hold passes over, the page's stays the caller's. None: there is a usable
-        checkpoint of this prefix already; the slot is free again."""
+        checkpoint of this prefix already; the slot is free again. `before`: the one before it in its context; `owner`:
+        the session of the request that made it."""
         known = self._by_key.get(mark.key)
         if known is not None and known.slot >= 0:
             if known.pins or self.usable(known):
-                self._touch(known)
+                self._touch(known, owner)
                 self.give_back(slot)
                 return None
-            self._evict(known)
+            self._evict(known, "")
             known = self._by_key.get(mark.key)
         if known is None:
-            known = Checkpoint(mark, slot, base, root)
+            known = Checkpoint(mark, slot, before, root)
             self._by_key[mark.key] = known
             self._by_block.setdefault(mark.block, []).append(known)
+            self._pool.resumable(mark.block, True)
         else:
             known.stored = False  # it was asked for and not found, or it would not have been computed again
         known.slot = slot
         known.root |= root
+        known.shared |= root
         self._remembered.pop(mark.key, None)
         self._held.remove(slot)
         self._on_device[mark.key] = known
         self.published += 1
-        self._touch(known)
+        self._pool.gone.back(mark.key)
+        self._touch(known, owner)
         if page >= 0:
             parent = mark.block if mark.full else b""
-            self._pool.name(page, Block(mark.key, parent, mark.full, tail=True))
+            self._pool.name(page, Block(mark.key, parent, mark.full, tail=True), owner)
         return known
 
     def find(self, chain: BlockChain, above: int = 0) -> Checkpoint | None:
@@ -183,6 +263,13 @@ class Checkpoints:
             return False
         return not mark.full or self._pool.find(mark.block) is not None
 
+    def of_use(self, checkpoint: Checkpoint) -> bool:
+        """Whether state and tail are on the device, and the last full block there or in the kvstore."""
+        mark = checkpoint.mark
+        if checkpoint.slot < 0 or (mark.tail and self._pool.find(mark.key) is None):
+            return False
+        return not mark.full or self._pool.find(mark.block) is not None or self._pool.gone.stored(mark.block)
+
     def tail(self, checkpoint: Checkpoint) -> int:
         """The page of its tail; -1 where it has none (any more)."""
         page = self._pool.find(checkpoint.mark.key)
@@ -194,15 +281,15 @@ class Checkpoints:
         if (page := self.tail(checkpoint)) >= 0:
             self._pool.acquire((page,))
 
-    def unpin(self, checkpoint: Checkpoint, used: bool = True) -> None:
-        """`used`: a request went on from it."""
+    def unpin(self, checkpoint: Checkpoint, user: Owner | None = None) -> None:
+        """`user`: whose request went on from it; None: nobody's did."""
         checkpoint.pins -= 1
         if (page := self.tail(checkpoint)) >= 0:
-            self._pool.release((page,), used)
-        if used:
+            self._pool.release((page,), user)
+        if user is not None:
             self.hits += 1
             checkpoint.uses += 1
-            self._touch(checkpoint)
+            self._touch(checkpoint, user)
 
     def take_over(self, checkpoint: Checkpoint) -> tuple[int, int]:
         """End an unpinned, usable checkpoint and hold its (slot, tail page or -1, nameless) instead."""
@@ -222,6 +309,10 @@ class Checkpoints:
             for checkpoint in self._by_block.get(chain.end(full), ()):
                 if checkpoint.mark.position < position and checkpoint.mark.key not in spared:
                     checkpoint.superseded = not checkpoint.root and checkpoint.uses < 2
+
+    def known_all(self) -> Iterable[Checkpoint]:
+        """All on the device, and those in the kvstore that are remembered."""
+        return self._by_key.values()
 
     def all(self) -> list[Checkpoint]:
         """All on the device, the shortest prefix first."""
@@ -246,18 +337,28 @@ class Checkpoints:
                 if mark.position > above and mark.tail == tail[: len(mark.tail)]:
                     yield checkpoint
 
-    def _touch(self, checkpoint: Checkpoint) -> None:
-        self._clock += 1
-        checkpoint.last_use = self._clock
+    def _touch(self, checkpoint: Checkpoint, owner: Owner | None) -> None:
+        checkpoint.last_use = self._clock()
         checkpoint.superseded = False
+        if owner is not None:
+            checkpoint.shared |= checkpoint.owner is not None and checkpoint.owner is not owner
+            checkpoint.owner = owner
 
-    def _worth(self, checkpoint: Checkpoint) -> tuple[int, int]:
-        kind = 0 if not self.usable(checkpoint) else 1 if checkpoint.superseded else 2
-        return kind, checkpoint.last_use
+    def _worth(self, checkpoint: Checkpoint) -> tuple[bool, float]:
+        mark, owner = checkpoint.mark, checkpoint.owner
+        saved = math.log2(max(weight(checkpoint.base, mark.position), 1.0))
+        density = saved - STORED_BITS * checkpoint.stored - SUPERSEDED_BITS * checkpoint.superseded
+        density += PENDING_BITS * (checkpoint.pending and not checkpoint.superseded)
+        chance = worth.SHARED if checkpoint.shared or owner is None else owner.chance
+        return self.of_use(checkpoint), worth.score(density, chance, checkpoint.last_use)
 
-    def _evict(self, checkpoint: Checkpoint) -> None:
+    def _evict(self, checkpoint: Checkpoint, taker: str) -> None:
         slot = checkpoint.slot
         self.evictions += 1
+        mark, owner = checkpoint.mark, checkpoint.owner
+        session = "" if owner is None else owner.session
+        parent = mark.block if mark.full else b""
+        self._pool.gone.left(mark.key, parent, mark.full, session=session, taker=taker, stored=checkpoint.stored)
         self._leave_device(checkpoint)
         self._free.append(slot)
 
@@ -281,6 +382,7 @@ class Checkpoints:
         there.remove(checkpoint)
         if not there:
             del self._by_block[mark.block]
+            self._pool.resumable(mark.block, False)
 
     def check_integrity(self, idle: bool) -> None:
         """Raises AssertionError when the books disagree; `idle`: no request, copy or transfer is under way."""

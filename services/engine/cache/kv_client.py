@@ -32,6 +32,10 @@ class KvClient(Protocol):
 
     def drop(self, keys: Sequence[Key]) -> None: ...
 
+    def weigh(self, keys: Sequence[Key], chance: float) -> None:
+        """See `services.protocol.kv.Weigh`. Nothing comes back."""
+        ...
+
 
 class NoKvStore:
     """The client of an engine that runs without kvstore: away for ever, so that nothing is asked of it."""
@@ -55,3 +59,6 @@ class NoKvStore:
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Nothing was reserved."""
+
+    def weigh(self, keys: Sequence[Key], chance: float) -> None:
+        """Nothing is kept."""

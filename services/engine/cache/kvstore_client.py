@@ -23,7 +23,8 @@ FIRST_RETRY = 0.1
 LAST_RETRY = 2.0
 """Seconds between attempts to connect, doubling from the first to the last."""
 STALL = 5.0
-"""Seconds without any answer after which an open connection counts as lost: the store's process is stopped."""
+"""Seconds without any answer after which an open connection counts as lost: the store's process is stopped. At half of
+them it is asked whether it is alive, for a lease may wait longer for the store's disk."""
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,18 @@ class _Release:
     lease: int
 
 
-_Call = _Lease | _Lookup | _Reserve | _Commit | _Drop | _Release
+@dataclass(frozen=True, slots=True)
+class _Weigh:
+    keys: tuple[kv.Key, ...]
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ping:
+    """A Stat whose answer shows that the store is alive while a lease waits for its disk."""
+
+
+_Call = _Lease | _Lookup | _Reserve | _Commit | _Drop | _Release | _Weigh | _Ping
 
 
 @dataclass(slots=True)
@@ -79,6 +91,8 @@ class _Session:
     """Calls without answer, by number; None is Hello."""
     leases: dict[int, int] = field(default_factory=dict)
     """The store's lease by ours."""
+    pinged: bool = False
+    """A Ping is owed."""
 
 
 class KvClient:
@@ -177,6 +191,11 @@ class KvClient:
         if keys:
             self._submit(_Drop(tuple(keys)))
 
+    def weigh(self, keys: Sequence[kv.Key], chance: float) -> None:
+        """The contexts that end with `keys` are asked for again with this chance. Without keys, nothing."""
+        if keys:
+            self._submit(_Weigh(tuple(keys), chance))
+
     def _submit(self, call: _Call) -> None:
         with self._lock:
             if not self._ended:
@@ -219,7 +238,7 @@ class KvClient:
         else:
             poll.register(session.link, select.POLLIN | (select.POLLOUT if session.link.wants_write else 0))
             if session.owed:
-                deadline = session.heard + self._stall
+                deadline = session.heard + (self._stall if session.pinged else self._stall / 2)
         poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
@@ -245,6 +264,9 @@ class KvClient:
             self._take(session, reply)
         if session.owed and now >= session.heard + self._stall:
             raise LinkError(f"the kvstore did not answer for {self._stall:.1f} s")
+        if session.owed and not session.pinged and now >= session.heard + self._stall / 2:
+            session.pinged = True
+            self._send(_Ping())
 
     def _send(self, call: _Call) -> None:
         """Queue a call on the connection, or answer it at once where there is none."""
@@ -264,6 +286,10 @@ class KvClient:
                 message = kv.Commit(call=number, keys=keys)
             case _Drop(keys):
                 message = kv.Drop(call=number, keys=keys)
+            case _Weigh(keys, chance):
+                message = kv.Weigh(call=number, keys=keys, chance=chance)
+            case _Ping():
+                message = kv.Stat(call=number)
             case _Release(lease):
                 if lease not in session.leases:
                     return
@@ -294,13 +320,15 @@ class KvClient:
                 if reply.lease:
                     lease = next(self._handles)
                     session.leases[lease] = reply.lease
-                self._deliver(KvLeased(call.tag, session.arena, lease, reply.extents))
+                self._deliver(KvLeased(call.tag, session.arena, lease, reply.extents, reply.from_disk))
             case _Lookup(), kv.States() if len(reply.states) == len(call.keys):
                 self._deliver(KvStates(call.tag, reply.states))
             case _Reserve(), kv.Reserved() if len(reply.extents) == len(call.entries):
-                self._deliver(KvReserved(call.tag, session.arena, reply.extents))
-            case ((_Commit() | _Drop() | _Release()), kv.Done()):
+                self._deliver(KvReserved(call.tag, session.arena, reply.extents, reply.full))
+            case ((_Commit() | _Drop() | _Release() | _Weigh()), kv.Done()):
                 pass
+            case _Ping(), kv.StatReply():
+                session.pinged = False
             case _, kv.Fault():
                 log.warning("the kvstore refused a call: %s", reply.message)
                 self._answer_empty(call)

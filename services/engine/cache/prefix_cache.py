@@ -1,6 +1,9 @@
 """Finds a sequence's prefix among the device's blocks, and names blocks once they are computed or restored."""
 
+from itertools import takewhile
+
 from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.owners import Owner
 from services.protocol.hashing import BLOCK_TOKENS, BlockHash, extend
 
 
@@ -37,6 +40,19 @@ class BlockChain:
             self.block(blocks - 1)
         return self._names[blocks - 1] if blocks else self._root
 
+    def common(self, other: "BlockChain") -> int:
+        """How many tokens both begin with."""
+        low, high = 0, min(self.full, other.full)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.end(middle) == other.end(middle):
+                low = middle
+            else:
+                high = middle - 1
+        start = low * BLOCK_TOKENS
+        pairs = zip(self.ids(start, start + BLOCK_TOKENS), other.ids(start, start + BLOCK_TOKENS), strict=False)
+        return start + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
     def ids(self, start: int, end: int) -> tuple[int, ...]:
         """The tokens at [start, end), as far as there are any."""
         return tuple(self._tokens[start:end])
@@ -58,13 +74,14 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def insert(self, block: Block, page: int) -> tuple[int, bool]:
-        """Make a held page's content findable; its bytes must be complete.
+    def insert(self, block: Block, page: int, owner: Owner | None = None) -> tuple[int, bool]:
+        """Make a held page's content findable, which a request of `owner` has computed or restored; its bytes must be
+        complete.
 
         Returns (page, whether the block is new). Where another page has the content already, the caller's hold moves
         to that page: so whoever holds a block also holds the named pages of its parents.
         """
-        if self._pool.name(page, block):
+        if self._pool.name(page, block, owner):
             return page, True
         known = self._pool.find(block.name)
         assert known is not None  # or it would have been named

@@ -1,4 +1,4 @@
-"""What it would take to compute a block again: the kvstore weighs this against the block's bytes."""
+"""What it would take to compute a part of a context again: what a cache weighs against the bytes that keep it."""
 
 from services.protocol.hashing import BLOCK_TOKENS
 
@@ -7,6 +7,11 @@ ATTENTION_DEPTH = 32768
 parameters; only the order of blocks among each other depends on it."""
 
 _SMOOTHING = 0.1
+
+
+def weight(start: int, end: int) -> float:
+    """The tokens at [start, end), in tokens at a context's beginning that cost as much."""
+    return (end - start) * (1 + (start + end) / 2 / ATTENTION_DEPTH)
 
 
 class RecomputeCost:
@@ -18,10 +23,10 @@ class RecomputeCost:
 
     def observe(self, chunks: list[tuple[int, int]], seconds: float) -> None:
         """A step that mostly prefilled took `seconds` for these (start, tokens)."""
-        weight = sum(count * (1 + (start + count / 2) / ATTENTION_DEPTH) for start, count in chunks)
-        if weight <= 0 or seconds <= 0:
+        tokens = sum(weight(start, start + count) for start, count in chunks)
+        if tokens <= 0 or seconds <= 0:
             return
-        sample = seconds / weight
+        sample = seconds / tokens
         self._rate = self._rate + _SMOOTHING * (sample - self._rate) if self._measured else sample
         self._measured = True
 
@@ -31,4 +36,4 @@ class RecomputeCost:
 
     def between(self, start: int, end: int) -> float:
         """Seconds for the tokens at [start, end)."""
-        return (end - start) * self._rate * (1 + (start + end) / 2 / ATTENTION_DEPTH)
+        return weight(start, end) * self._rate
