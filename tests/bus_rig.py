@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from nats.aio.msg import Msg
 
 from services.bus import Bus, Handler
+from services.engine.cache.tree import Sight
 from services.engine.config import EngineConfig
 from services.engine.mailbox import (
     CancelRequest,
+    Inspect,
     Message,
+    NoteSession,
     Snapshot,
     StepResult,
     StepStats,
@@ -52,6 +55,9 @@ class FakeCore:
         """No request gets beyond so many output tokens."""
         self.tokens_per_step = 1
         self.blocks: set[bytes] = set()
+        self.notes: list[NoteSession] = []
+        self.sight = Sight((), 100, 200)
+        """What is said to be cached."""
         self._max_running = max_running
         self._step_seconds = step_seconds
         self._active: dict[str, Request] = {}
@@ -92,6 +98,10 @@ class FakeCore:
                             self._end(request_id, "cancel")
                         case Snapshot():
                             snapshot = True
+                        case NoteSession():
+                            self.notes.append(message)
+                        case Inspect():
+                            self._send([], sight=self.sight)
                         case Stop():
                             return
                         case _:
@@ -172,6 +182,7 @@ class FakeCore:
         stored: tuple[bytes, ...] = (),
         removed: tuple[bytes, ...] = (),
         fatal: str = "",
+        sight: Sight | None = None,
     ) -> None:
         load = self._told = self._load()
         self._deliver(
@@ -184,6 +195,7 @@ class FakeCore:
                 removed,
                 snapshot,
                 fatal,
+                sight=sight,
             )
         )
 

@@ -323,6 +323,7 @@ class FakeKv:
         self.leases: dict[int, tuple[Key, ...]] = {}
         self.objects: dict[Key, _Object] = {}
         self.refused = 0
+        self.chances: dict[Key, float] = {}
         self._free: list[int] = []
         self._next_lease = 1
         self._rng = random.Random(1)
@@ -360,6 +361,11 @@ class FakeKv:
         assert keys, "that would drop everything"
         for key in keys:
             self.forget(key)
+
+    def weigh(self, keys: Sequence[Key], chance: float) -> None:
+        assert keys
+        assert 0 < chance <= 1
+        self.chances.update(dict.fromkeys(keys, chance))
 
     # The test's side.
 
@@ -440,16 +446,18 @@ class FakeKv:
 
     def _reserved(self, call: ReserveCall) -> KvReserved:
         extents: list[tuple[Extent, ...] | None] = []
+        full = 0
         for entry in call.entries:
             if entry.key in self.objects:
                 extents.append(None)
             elif not self._free:
                 self.refused += 1
+                full += 1
                 extents.append(None)
             else:
                 extents.append(self._place(self._free.pop(), entry.length))
                 self.objects[entry.key] = _Object(extents[-1] or ())
-        return KvReserved(call.tag, self.arena, tuple(extents))
+        return KvReserved(call.tag, self.arena, tuple(extents), full)
 
     def _place(self, offset: int, length: int) -> tuple[Extent, ...]:
         """One extent, or two in the wrong order."""

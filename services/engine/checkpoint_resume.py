@@ -9,7 +9,7 @@ from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
 from services.engine.cache.offload import Offload
 from services.engine.cache.prefix_cache import PrefixCache
-from services.engine.checkpoint_plan import checkpoint_positions
+from services.engine.checkpoint_plan import ROLL, ROLLING, checkpoint_positions
 from services.engine.scheduler_config import SchedulerConfig
 from services.engine.sequence import Sequence
 from services.protocol.hashing import BLOCK_TOKENS
@@ -20,6 +20,8 @@ MOST_PROBES = 512
 BEHIND_ANSWER = 2
 """A message that was generated here ends with a token that was sampled and not run, and perhaps with a line break of
 the template: its checkpoint lies so many tokens before the next prompt's hint at most."""
+SPARE_PAGES = 8
+"""Pages that a rolling checkpoint leaves to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class _Taken:
     slot: int
     page: int
     """For the tail; -1: there is none."""
+    rolling: bool
 
 
 class CheckpointResume:
@@ -76,42 +79,57 @@ class CheckpointResume:
         positions.update(range(self._config.checkpoint_interval, end + 1, self._config.checkpoint_interval))
         least = max(above + 1, self._config.checkpoint_gap)
         chosen = sorted((position for position in positions if least <= position <= end), reverse=True)
-        return [known.get(position) or Mark.of(chain, position) for position in chosen[:MOST_PROBES]] or None
+        if not chosen:
+            return None
+        if here is not None and not sequence.short:  # else what is kept may be the very room that the restore needs
+            self.let_go(sequence)
+            self._checkpoints.pin(here)
+            sequence.kept_here = here
+        return [known.get(position) or Mark.of(chain, position) for position in chosen[:MOST_PROBES]]
 
-    def begin(self, sequence: Sequence, pages: list[int], host: int, restored: Checkpoint | None) -> bool:
+    def let_go(self, sequence: Sequence) -> None:
+        if sequence.kept_here is not None:
+            self._checkpoints.unpin(sequence.kept_here)
+            sequence.kept_here = None
+
+    def begin(
+        self, sequence: Sequence, pages: list[int], host: int, restored: Checkpoint | None, disk: int = 0
+    ) -> bool:
+        self.let_go(sequence)
         if restored is not None:
-            self._checkpoints.unpin(restored, used=False)
+            self._checkpoints.unpin(restored)
         checkpoint = self._checkpoints.find(sequence.chain)
         # Not just of `pages`: others may have computed more since these were found.
         blocks = self._cache.match(sequence.chain)[: checkpoint.mark.full] if checkpoint is not None else []
         self._pool.acquire(blocks)
-        self._pool.release(pages, used=False)
+        self._pool.release(pages)
         if checkpoint is None:
-            slot = self._checkpoints.take()
+            slot = self._checkpoints.take(sequence.owner.session)
             if slot is None:
                 return False
             sequence.state = slot
-            self._moved(sequence, [])
+            self._moved(sequence, None)
             return True
         if not self._branch(sequence, checkpoint, blocks):
-            self._pool.release(blocks, used=False)
+            self._pool.release(blocks)
             return False
         # A restored checkpoint brought its partial block too; it may well have needed no other.
         mark, here = checkpoint.mark, (len(pages) - host) * BLOCK_TOKENS
         reach = mark.position if checkpoint is restored else min(mark.full, len(pages)) * BLOCK_TOKENS
-        self._moved(sequence, [checkpoint.base, mark.position], max(0, reach - here))
+        self._moved(sequence, checkpoint, max(0, reach - here), disk * BLOCK_TOKENS)
         return True
 
     def _branch(self, sequence: Sequence, checkpoint: Checkpoint, blocks: list[int]) -> bool:
         """Give a request a slot and the pages of a checkpoint, the full ones of which are `blocks`."""
         tail = bool(checkpoint.mark.tail)
         self._checkpoints.pin(checkpoint)
-        slot = self._checkpoints.take() if self._pool.available or not tail else None
+        session = sequence.owner.session
+        slot = self._checkpoints.take(session) if self._pool.available or not tail else None
         if slot is not None:
             self._sources[sequence] = checkpoint
-            sequence.state, sequence.pages = slot, blocks + self._pool.allocate(int(tail))
+            sequence.state, sequence.pages = slot, blocks + self._pool.allocate(int(tail), session)
             return True
-        self._checkpoints.unpin(checkpoint, used=False)
+        self._checkpoints.unpin(checkpoint)
         if checkpoint.pins:
             return False
         sequence.state, page = self._checkpoints.take_over(checkpoint)
@@ -129,25 +147,25 @@ class CheckpointResume:
         self._pool.acquire(blocks)
         self._checkpoints.pin(checkpoint)
         if mark.tail and not self._pool.available:
-            self._checkpoints.unpin(checkpoint, used=False)
-            self._pool.release(blocks, used=False)
+            self._checkpoints.unpin(checkpoint)
+            self._pool.release(blocks)
             return
         self._sources[sequence] = checkpoint
-        blocks += self._pool.allocate(int(bool(mark.tail)))
+        blocks += self._pool.allocate(int(bool(mark.tail)), sequence.owner.session)
         self._pool.release(sequence.pages[kept:])
         sequence.pages[kept:] = blocks
-        self._moved(sequence, [checkpoint.base, mark.position])
+        self._moved(sequence, checkpoint)
 
-    def _moved(self, sequence: Sequence, saved: list[int], host: int = 0) -> None:
-        """The request goes on from the last of the checkpoints at `saved`, or from its beginning. For the last `host`
-        tokens of that prefix the kvstore was needed."""
+    def _moved(self, sequence: Sequence, behind: Checkpoint | None, host: int = 0, disk: int = 0) -> None:
+        """The request goes on from a checkpoint, or from its beginning. For the last `host` tokens of that prefix the
+        kvstore was needed, and its disk for `disk` of these."""
         request, config = sequence.request, self._config
-        position = saved[-1] if saved else 0
-        sequence.saved = saved
+        position = 0 if behind is None else behind.mark.position
+        sequence.behind = behind
         sequence.computed = position
         sequence.committed = position // BLOCK_TOKENS
-        sequence.found(position - host, host)
-        sequence.stops = checkpoint_positions(
+        sequence.found(position - host, host, disk)
+        stops = checkpoint_positions(
             request.hints,
             len(request.prompt),
             len(sequence.tokens),
@@ -155,6 +173,8 @@ class CheckpointResume:
             config.checkpoint_interval,
             config.checkpoint_gap,
         )
+        partings = (parting for parting in sequence.partings if parting > position)
+        sequence.stops = tuple(sorted({*stops, *partings}))
 
     # Taking.
 
@@ -162,7 +182,28 @@ class CheckpointResume:
         index = bisect_right(sequence.stops, sequence.computed)
         return sequence.stops[index] if index < len(sequence.stops) else None
 
-    def stop_key(self, sequence: Sequence) -> Key | None:
+    def meet(self, prefills: list[Sequence]) -> None:
+        for index, younger in enumerate(prefills):
+            if younger.met:
+                continue
+            younger.met = True
+            for older in prefills[:index]:
+                self._meet(older, younger)
+
+    def _meet(self, older: Sequence, younger: Sequence) -> None:
+        """Let both take a checkpoint at the last block's border that they share, unless one is due near there."""
+        common = older.chain.common(younger.chain)
+        position = common // BLOCK_TOKENS * BLOCK_TOKENS
+        gap = self._config.checkpoint_gap
+        if position < max(older.computed, younger.computed) + gap:
+            return
+        if any(position - gap < stop <= common for stop in older.stops):
+            return
+        for sequence in (older, younger):
+            sequence.partings.add(position)
+            sequence.stops = tuple(sorted({*sequence.stops, position}))
+
+    def awaited(self, sequence: Sequence) -> Key | None:
         stop = self.next_stop(sequence)
         return None if stop is None else Mark.of(sequence.chain, stop).key
 
@@ -177,6 +218,8 @@ class CheckpointResume:
             end = row.start + len(row.tokens)
             if (row.tokens and end in sequence.stops) or (sequence.prefilled and self._rung_between(row.start, end)):
                 after += self._take(sequence, end)
+            elif sequence.prefilled and row.start // ROLL < end // ROLL:
+                after += self._take(sequence, end, rolling=True)
         return tuple(before), tuple(after)
 
     def _rung_between(self, start: int, end: int) -> bool:
@@ -184,43 +227,51 @@ class CheckpointResume:
         interval = self._config.checkpoint_interval
         return start // interval < end // interval
 
-    def _take(self, sequence: Sequence, position: int) -> list[Copy]:
-        """Prepare a checkpoint behind the step's row; nothing where it is there already or there is no room for it."""
+    def _take(self, sequence: Sequence, position: int, rolling: bool = False) -> list[Copy]:
+        """Prepare a checkpoint behind the step's row; nothing where it is there already or there is no room for it;
+        where it is a `rolling` one, none that others may want."""
         mark = Mark.of(sequence.chain, position)
         there = self._checkpoints.named(mark.key)
         if there is not None and self._checkpoints.usable(there):
             return []
-        if mark.tail and not self._pool.available:
+        if mark.tail and (self._pool.safe <= SPARE_PAGES if rolling else not self._pool.available):
             return []
-        slot = self._checkpoints.take()
+        session = sequence.owner.session
+        slot = self._checkpoints.take_spare() if rolling else self._checkpoints.take(session)
         if slot is None:
             return []
-        page = self._pool.allocate(1)[0] if mark.tail else -1
-        self._taken.append(_Taken(sequence, mark, slot, page))
+        page = self._pool.allocate(1, session)[0] if mark.tail else -1
+        self._taken.append(_Taken(sequence, mark, slot, page, rolling))
         copies = [Copy("state", sequence.state, slot)]
         if page >= 0:
             copies.append(Copy("page", sequence.pages[mark.full], page))
         return copies
 
     def stepped(self, failed: Collection[Sequence]) -> None:
-        for checkpoint in self._sources.values():
-            self._checkpoints.unpin(checkpoint)
+        for sequence, checkpoint in self._sources.items():
+            self._checkpoints.unpin(checkpoint, sequence.owner)
         self._sources.clear()
         taken, self._taken = self._taken, []
         for item in taken:
             if item.sequence in failed:
                 self._checkpoints.give_back(item.slot)
+            elif item.rolling:
+                self._roll(item.sequence, item.mark, item.slot, item.page)
             else:
                 self._publish(item.sequence, item.mark, item.slot, item.page)
             if item.page >= 0:
-                self._pool.release((item.page,))
+                self._pool.release((item.page,), item.sequence.owner)
 
-    def leave(self, sequence: Sequence, keep: bool) -> None:
+    def leave(self, sequence: Sequence, keep: bool, cut: bool = False) -> None:
         """With `keep` its state becomes a checkpoint, and its partial page the tail. The hold of all pages stays the
         caller's."""
+        if not cut:
+            for checkpoint in sequence.rolling:
+                self._checkpoints.discard(checkpoint)
+        sequence.rolling.clear()
         source = self._sources.pop(sequence, None)
         if source is not None:  # its slot has no state yet, and the source is there anyway
-            self._checkpoints.unpin(source, used=False)
+            self._checkpoints.unpin(source)
             keep = False
         slot, sequence.state = sequence.state, -1
         if not keep or sequence.computed < self._config.checkpoint_gap:
@@ -231,19 +282,32 @@ class CheckpointResume:
 
     def _publish(self, sequence: Sequence, mark: Mark, slot: int, page: int) -> None:
         request = sequence.request
-        base = max((position for position in sequence.saved if position < mark.position), default=0)
+        before = sequence.behind
+        if before is not None and before.mark.position >= mark.position:
+            before = before.before
         root = bool(request.hints) and mark.position == request.hints[0]
-        checkpoint = self._checkpoints.publish(mark, slot, page, base=base, root=root)
-        sequence.saved.append(mark.position)
+        checkpoint = self._checkpoints.publish(mark, slot, page, before=before, root=root, owner=sequence.owner)
+        sequence.behind = checkpoint or self._checkpoints.named(mark.key)
         if mark.position % self._config.checkpoint_interval or mark.position in (len(request.prompt), *request.hints):
             sequence.kept.add(mark.key)  # else it is a rung of the ladder, which serves this request alone
         self._checkpoints.supersede(sequence.chain, mark.position, sequence.kept)
         if checkpoint is not None and mark.position >= self._config.checkpoint_gap:  # `sought` asks for no other
             self._offload.offer(checkpoint)
 
+    def _roll(self, sequence: Sequence, mark: Mark, slot: int, page: int) -> None:
+        """It is of use only if the request ends just here, and only until its client comes back: worth little, and not
+        written through."""
+        checkpoint = self._checkpoints.publish(mark, slot, page, before=sequence.behind, owner=sequence.owner)
+        if checkpoint is None:
+            return
+        checkpoint.superseded = True
+        sequence.rolling.append(checkpoint)
+        if len(sequence.rolling) > ROLLING:
+            self._checkpoints.discard(sequence.rolling.pop(0))
+
     def device_lost(self) -> None:
         for checkpoint in self._sources.values():
-            self._checkpoints.unpin(checkpoint, used=False)
+            self._checkpoints.unpin(checkpoint)
         self._sources.clear()
         for item in self._taken:
             self._checkpoints.give_back(item.slot)

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from services.engine.batch import ModelOutput, Runner, ScheduledBatch
 from services.engine.mailbox import (
     CancelRequest,
+    Inspect,
     KvConnected,
     KvLeased,
     KvReserved,
     KvStates,
     Message,
+    NoteSession,
     Snapshot,
     StepResult,
     StepStats,
@@ -105,8 +107,12 @@ class EngineCore:
                 self._scheduler.cancel(request_id)
             case KvLeased() | KvStates() | KvReserved() | KvConnected():
                 self._scheduler.receive(message)
+            case NoteSession(session_id, standing):
+                self._scheduler.note(session_id, standing)
             case Snapshot():
                 self._scheduler.snapshot()
+            case Inspect():
+                self._scheduler.inspect()
 
     def _fail(self, error: str) -> None:
         try:  # requests that came while the device was failing are answered as well

@@ -9,7 +9,7 @@ sequences' ends.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,6 +106,7 @@ class DecodeSteps:
             assert self._ahead is not None
             current, self._ahead = self._ahead, None
             self.guessed += 1
+            self._forget(row for place, row in enumerate(current.rows) if place not in places)
         slots = [-1] * len(current.rows)
         for row, place in zip(rows, places, strict=True):
             slots[place] = row.state
@@ -122,9 +123,13 @@ class DecodeSteps:
     def settle(self) -> None:
         """Give up the step ahead."""
         if self._ahead is not None:
-            for row in self._ahead.drawn.rows:
-                self._sampler.forget(row.request_id)  # the device has counted a token that will not be given
+            self._forget(self._ahead.rows)
             self._ahead = None
+
+    def _forget(self, rows: Iterable[Row]) -> None:
+        """For these the device has counted a token that will not be given."""
+        for row in rows:
+            self._sampler.forget(row.request_id)
 
     def _wanted(self, rows: Sequence[Row]) -> list[int] | None:
         """Where in the step ahead the rows are; None where one is not, or is to go on otherwise."""

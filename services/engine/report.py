@@ -6,6 +6,7 @@ from dataclasses import replace
 from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoints
 from services.engine.cache.offload import Offload
+from services.engine.cache.tree import Forest
 from services.engine.mailbox import StateLoad, StepResult, StepStats, Timeline
 from services.engine.sequence import Sequence
 from services.protocol.events import EngineLoad
@@ -15,13 +16,15 @@ from services.protocol.generate import FinishReason, TokenDelta
 class Report:
     """Owned by the scheduler. Everything that is noted is told exactly once, by the next `take`."""
 
-    def __init__(self, pool: BlockPool, checkpoints: Checkpoints, offload: Offload) -> None:
+    def __init__(self, pool: BlockPool, checkpoints: Checkpoints, offload: Offload, forest: Forest) -> None:
         self._pool = pool
         self._checkpoints = checkpoints
         self._offload = offload
+        self._forest = forest
         self._deltas: list[tuple[str, TokenDelta]] = []
         self._finished: list[Timeline] = []
         self._snapshot = False
+        self._sight = False
         self._step = StepStats()
         self._preemptions = 0
         # As of the last result.
@@ -55,6 +58,9 @@ class Report:
     def want_snapshot(self) -> None:
         self._snapshot = True
 
+    def want_sight(self) -> None:
+        self._sight = True
+
     def take(self, load: EngineLoad, fatal: str) -> StepResult | None:
         """All since the last call; None when there is nothing to tell."""
         stats = self._take_stats()
@@ -63,7 +69,7 @@ class Report:
         stored, removed = self._pool.take_changes()
         counted = stats != StepStats(seconds=stats.seconds)
         changed = counted or load != self._load or states != self._states
-        if not (self._deltas or stored or removed or self._snapshot or fatal or changed):
+        if not (self._deltas or stored or removed or self._snapshot or self._sight or fatal or changed):
             return None
         result = StepResult(
             deltas=tuple(self._deltas),
@@ -75,8 +81,9 @@ class Report:
             snapshot=tuple(block.name for block in self._pool.blocks()) if self._snapshot else None,
             fatal=fatal,
             states=states,
+            sight=self._forest.sight() if self._sight else None,
         )
-        self._deltas, self._finished, self._snapshot = [], [], False
+        self._deltas, self._finished, self._snapshot, self._sight = [], [], False, False
         self._load, self._states = load, states
         return result
 

@@ -4,7 +4,7 @@ import enum
 import time
 from dataclasses import dataclass, field
 
-from services.protocol.generate import GenerateRequest, SamplingParams, unpack_ids
+from services.protocol.generate import GenerateRequest, SamplingParams, Standing, unpack_ids
 
 
 class State(enum.Enum):
@@ -30,6 +30,8 @@ class Request:
     session_id: str = ""
     hints: tuple[int, ...] = ()
     """See GenerateRequest.hints."""
+    standing: Standing = "idle"
+    """See GenerateRequest.standing."""
     trace: str = ""
     """W3C traceparent of the engine's request span, or empty."""
     arrived: int = field(default_factory=time.time_ns)
@@ -48,5 +50,6 @@ class Request:
             cache_salt=wire.cache_salt,
             session_id=wire.session_id,
             hints=wire.hints,
+            standing=wire.standing,
             trace=trace,
         )

@@ -55,10 +55,22 @@ def end(span: Span, line: Timeline, error: str) -> None:
         ("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
         ("samovar.usage.cached_device", usage.cached_device),
         ("samovar.usage.cached_host", usage.cached_host),
+        ("samovar.usage.cached_disk", usage.cached_disk),
         ("samovar.usage.computed_tokens", usage.computed_tokens),
         ("samovar.usage.preemptions", usage.preemptions),
+        ("samovar.usage.restore_seconds", usage.restore_seconds),
     ):
         span.set_attribute(key, value)
+    if (missed := usage.missed) is not None:
+        span.set_attributes(
+            {
+                "samovar.missed.reason": missed.reason,
+                "samovar.missed.position": missed.position,
+                "samovar.missed.seen": missed.seen,
+                "samovar.missed.since": missed.since,
+                "samovar.missed.taker": missed.taker,
+            }
+        )
     if line.first_token:
         span.set_attribute("gen_ai.response.time_to_first_chunk", (line.first_token - line.arrived) / 1e9)
     if line.finish == "error":

@@ -9,7 +9,6 @@ from services.engine.cache.checkpoints import Checkpoint, Mark
 from services.engine.cache.prefix_cache import PrefixCache
 from services.engine.sequence import Sequence
 from services.protocol.hashing import BLOCK_TOKENS
-from services.protocol.kv import Key
 
 
 class Resume(Protocol):
@@ -21,14 +20,22 @@ class Resume(Protocol):
 
     def sought(self, sequence: Sequence, blocks: int) -> list[Mark] | None:
         """What of a request to look for in the kvstore, when its first `blocks` are on the device: checkpoints at these
-        marks, or (an empty list) its further blocks. None: nothing."""
+        marks, or (an empty list) its further blocks. None: nothing. Where it is something, what the device has is kept
+        for the request until `begin` or `let_go`."""
         ...
 
-    def begin(self, sequence: Sequence, pages: list[int], host: int, restored: Checkpoint | None) -> bool:
+    def let_go(self, sequence: Sequence) -> None:
+        """Nothing need be kept for the request any more."""
+        ...
+
+    def begin(
+        self, sequence: Sequence, pages: list[int], host: int, restored: Checkpoint | None, disk: int = 0
+    ) -> bool:
         """Let an admitted request go on from what is on the device.
 
-        `pages` hold its first blocks, the last `host` of which came from the kvstore for it; their hold passes over,
-        and so does one pin of `restored`. False: there is no room just now, and the request has nothing.
+        `pages` hold its first blocks, the last `host` of which came from the kvstore for it (`disk` of them from its
+        disk); their hold passes over, and so does one pin of `restored`. False: there is no room just now, and the
+        request has nothing.
         """
         ...
 
@@ -41,8 +48,13 @@ class Resume(Protocol):
         """Where the next chunk of its prefill must end at the latest."""
         ...
 
-    def stop_key(self, sequence: Sequence) -> Key | None:
-        """The name of the checkpoint to be taken there."""
+    def meet(self, prefills: list[Sequence]) -> None:
+        """These prefill side by side, the oldest first: where a newcomer shares more with an older one than what is
+        there yet, see to it that it can go on from where they part."""
+        ...
+
+    def awaited(self, sequence: Sequence) -> bytes | None:
+        """The name of the block or the checkpoint that a prefill makes next for others to go on from."""
         ...
 
     def copies(self, batch: Iterable[tuple[Sequence, Row]]) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
@@ -53,8 +65,9 @@ class Resume(Protocol):
         """The step is done, and the full blocks of its rows are named. What `failed` requests computed is not kept."""
         ...
 
-    def leave(self, sequence: Sequence, keep: bool) -> None:
-        """A running request gives up what it has besides its pages. `keep`: for others to go on from."""
+    def leave(self, sequence: Sequence, keep: bool, cut: bool = False) -> None:
+        """A running request gives up what it has besides its pages. `keep`: for others to go on from; `cut`: its client
+        hung up, and may come back with a part of what was said."""
         ...
 
     def device_lost(self) -> None:
@@ -75,8 +88,13 @@ class BlockResume:
     def sought(self, sequence: Sequence, blocks: int) -> list[Mark] | None:
         return [] if blocks < sequence.chain.full else None
 
-    def begin(self, sequence: Sequence, pages: list[int], host: int, restored: Checkpoint | None) -> bool:
-        self._extend(sequence, pages, host * BLOCK_TOKENS)
+    def let_go(self, sequence: Sequence) -> None:
+        """The pages are all that it needs, and the restore holds them."""
+
+    def begin(
+        self, sequence: Sequence, pages: list[int], host: int, restored: Checkpoint | None, disk: int = 0
+    ) -> bool:
+        self._extend(sequence, pages, host * BLOCK_TOKENS, disk * BLOCK_TOKENS)
         return True
 
     def catch_up(self, sequence: Sequence) -> None:
@@ -86,18 +104,22 @@ class BlockResume:
             self._pool.acquire(pages)
             self._extend(sequence, pages, 0)
 
-    def _extend(self, sequence: Sequence, pages: list[int], host: int) -> None:
+    def _extend(self, sequence: Sequence, pages: list[int], host: int, disk: int = 0) -> None:
         """Add pages to the prefix, the last `host` tokens of which came from the kvstore."""
         sequence.pages += pages
         sequence.committed = len(sequence.pages)
         sequence.computed = sequence.committed * BLOCK_TOKENS
-        sequence.found(sequence.computed - host, host)
+        sequence.found(sequence.computed - host, host, disk)
 
     def next_stop(self, sequence: Sequence) -> int | None:
         return None
 
-    def stop_key(self, sequence: Sequence) -> Key | None:
-        return None
+    def meet(self, prefills: list[Sequence]) -> None:
+        """Every block can be gone on from."""
+
+    def awaited(self, sequence: Sequence) -> bytes | None:
+        depth, inside = divmod(sequence.computed, BLOCK_TOKENS)
+        return None if inside or depth >= sequence.chain.full else sequence.chain.block(depth).name
 
     def copies(self, batch: Iterable[tuple[Sequence, Row]]) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
         return (), ()
@@ -105,7 +127,7 @@ class BlockResume:
     def stepped(self, failed: Collection[Sequence]) -> None:
         """Nothing was copied."""
 
-    def leave(self, sequence: Sequence, keep: bool) -> None:
+    def leave(self, sequence: Sequence, keep: bool, cut: bool = False) -> None:
         """Its blocks are named and stay."""
 
     def device_lost(self) -> None:

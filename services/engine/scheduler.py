@@ -9,10 +9,14 @@ from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoints, Mark
 from services.engine.cache.kv_client import KvClient, NoKvStore
 from services.engine.cache.offload import Offload
+from services.engine.cache.owners import Owner, Owners
 from services.engine.cache.prefix_cache import PrefixCache
 from services.engine.cache.recompute_cost import RecomputeCost
+from services.engine.cache.restore import Restored
+from services.engine.cache.tree import Forest
 from services.engine.checkpoint_resume import CheckpointResume
 from services.engine.mailbox import KvAnswer, StepResult
+from services.engine.planner import PLENTY, Planner, pages_of
 from services.engine.report import Report
 from services.engine.request import Request, State
 from services.engine.resume import BlockResume, Resume
@@ -20,20 +24,15 @@ from services.engine.scheduler_config import SchedulerConfig
 from services.engine.sequence import Sequence
 from services.engine.step_plan import StepPlan
 from services.protocol.events import EngineLoad
-from services.protocol.generate import FinishReason
+from services.protocol.generate import FinishReason, Standing
 from services.protocol.hashing import BLOCK_TOKENS
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
 log = logging.getLogger(__name__)
 
-_PLENTY = 4
-"""Pages for each running request, above which those that are wanted a step early take nothing from anybody."""
-
-
-def pages_of(tokens: int) -> int:
-    """Pages that hold so many tokens."""
-    return -(-tokens // BLOCK_TOKENS)
+PREFETCHES = 4
+"""Requests in the queue, at its front, that are looked up in the kvstore before their turn."""
 
 
 class Scheduler:
@@ -50,7 +49,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, kv: KvClient | None = None) -> None:
         self._config = config
-        self._pool = BlockPool(config.pages)
+        self._pool = BlockPool(config.pages, recurrent=config.state_slots > 0)
+        self._owners = Owners()
         self._cache = PrefixCache(self._pool)
         self._cost = RecomputeCost()
         self._checkpoints = Checkpoints(self._pool, config.state_slots)
@@ -66,15 +66,15 @@ class Scheduler:
         self._resume: Resume = BlockResume(self._pool, self._cache)
         if config.state_slots:
             self._resume = CheckpointResume(config, self._pool, self._cache, self._checkpoints, self._offload)
-        self._report = Report(self._pool, self._checkpoints, self._offload)
+        self._planner = Planner(config, self._pool, self._offload, self._resume)
+        forest = Forest(self._pool, self._checkpoints, self._owners, config.page_bytes, config.state_bytes)
+        self._report = Report(self._pool, self._checkpoints, self._offload, forest)
         self._max_model_len = min(config.max_model_len, config.pages * BLOCK_TOKENS)
 
         self._active: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # by order, as the other two
         self._restoring: list[Sequence] = []
         self._running: list[Sequence] = []
-        self.next_due: float | None = None
-        """time.monotonic() when the first of those that the last schedule left out for their `due` may run."""
         self._arrivals = 0
         self._step = 0
         self._turns = 0
@@ -87,7 +87,10 @@ class Scheduler:
         if request.request_id in self._active:
             log.warning("request %s is here already: the second one is ignored", request.request_id)
             return
-        sequence = Sequence.of(request, self._arrivals, self._config.fingerprint, self._max_model_len)
+        owner = self._owners.of(request.session_id or request.request_id)
+        sequence = Sequence.of(request, self._arrivals, self._config.fingerprint, self._max_model_len, owner)
+        if owner.begins():
+            self._weigh(owner)
         self._arrivals += 1
         self._active[request.request_id] = sequence
         request.state = State.WAITING
@@ -106,6 +109,20 @@ class Scheduler:
         """What the KvClient had to say."""
         self._offload.receive(message)
 
+    def note(self, session_id: str, standing: Standing) -> None:
+        """What is to be expected of a session now. Unknown ones are ignored."""
+        owner = self._owners.known(session_id)
+        if owner is not None and owner.becomes(standing):
+            self._weigh(owner)
+
+    def _weigh(self, owner: Owner) -> None:
+        self._pool.weigh(owner)
+        self._offload.weigh(owner)
+
+    def inspect(self) -> None:
+        """Let the next result carry the tree of what is cached."""
+        self._report.want_sight()
+
     def snapshot(self) -> None:
         """Let the next result carry all block names on the device."""
         self._report.want_snapshot()
@@ -123,14 +140,14 @@ class Scheduler:
         """What to run now; None when there is nothing to run and no transfer to start or to wait for."""
         if self._batch:
             raise RuntimeError("the previous batch has no output yet")
-        transfers = self._offload.transfers()  # first, since a restore may end by having nothing left to load
+        decoding = bool(self._running) and all(sequence.prefilled for sequence in self._running)
+        # First, since a restore may end by having nothing left to load.
+        transfers = self._offload.transfers(decoding)
         self._take_restored()
         self._admit()
-        now = time.monotonic()
-        plan = StepPlan(self._config.max_batch_tokens)
-        self._plan_decodes(plan, now)
-        self._plan_prefills(plan)
-        self.next_due = min((sequence.due for sequence in self._running if sequence.due > now), default=None)
+        self._prefetch()
+        plan = self._planner.plan(self._running)
+        self._requeue(plan)
         if not plan.counts and not transfers and not self.transfers_under_way:
             return None
         self._step += 1
@@ -139,18 +156,28 @@ class Scheduler:
         return ScheduledBatch(self._step, tuple(row for _, row in self._batch), transfers, before, after)
 
     @property
+    def next_due(self) -> float | None:
+        """time.monotonic() when the first of those that the last schedule left out for a time may run."""
+        return self._planner.due
+
+    @property
     def transfers_under_way(self) -> int:
         return self._offload.under_way
 
     def _take_restored(self) -> None:
         for restored in self._offload.take_restored():
             sequence = self._active[restored.request_id]
-            self._restoring.remove(sequence)
             sequence.restore_ends(time.time_ns())
+            sequence.short = restored.again
+            if sequence.prefetch:
+                self._take_prefetched(sequence, restored)
+                continue
+            self._restoring.remove(sequence)
             if restored.again:
+                self._resume.let_go(sequence)
                 self._pool.release(restored.pages)
                 self._enqueue(sequence)
-            elif self._resume.begin(sequence, restored.pages, restored.host, restored.checkpoint):
+            elif self._resume.begin(sequence, restored.pages, restored.host, restored.checkpoint, restored.disk):
                 self._start(sequence)
             else:
                 self._enqueue(sequence)
@@ -159,6 +186,8 @@ class Scheduler:
         """Move requests from the queue's front to the running or restoring ones."""
         while self._waiting and len(self._running) + len(self._restoring) < self._config.max_running:
             sequence = self._waiting[0]
+            if sequence.prefetch:
+                return
             chain = sequence.chain
             pages = self._cache.match(chain)
             if len(pages) < chain.full and self._offload.being_restored(chain.block(len(pages))):
@@ -179,17 +208,55 @@ class Scheduler:
                 return
             del self._waiting[0]
 
+    def _prefetch(self) -> None:
+        """Bring to the device what the first of those in the queue will go on from, as far as there is room for it
+        beside all that the others will take. It is held by nobody afterwards, but was used last."""
+        if not self._waiting or not self._offload.connected:
+            return
+        room = self._pool.safe - self._promised() - PLENTY * len(self._running)
+        for sequence in self._waiting[:PREFETCHES]:
+            room -= pages_of(len(sequence.tokens) + 1)
+            slots = len(self._restoring) + sum(other.prefetch for other in self._waiting)
+            if room < 0 or not self._resume.room(slots):
+                return
+            if sequence.prefetch or sequence.prefetched is not None:
+                continue
+            chain = sequence.chain
+            pages = self._cache.match(chain)
+            if len(pages) < chain.full and self._offload.being_restored(chain.block(len(pages))):
+                continue
+            marks = self._resume.sought(sequence, len(pages))
+            if marks is None:
+                sequence.prefetched = range(0)
+                continue
+            self._pool.acquire(pages)
+            sequence.prefetch = True
+            self._ask(sequence, pages, marks)
+
+    def _take_prefetched(self, sequence: Sequence, restored: Restored) -> None:
+        blocks, checkpoint = len(restored.pages), restored.checkpoint
+        end = blocks * BLOCK_TOKENS if checkpoint is None else checkpoint.mark.position
+        sequence.prefetch = False
+        sequence.prefetched = range((blocks - restored.host) * BLOCK_TOKENS, end)
+        self._resume.let_go(sequence)
+        self._pool.release(restored.pages, sequence.owner)
+        if checkpoint is not None:
+            self._checkpoints.unpin(checkpoint)
+
     def _restore(self, sequence: Sequence, pages: list[int], marks: list[Mark]) -> None:
-        request = sequence.request
-        request.state = State.WAITING_FOR_KV
+        sequence.request.state = State.WAITING_FOR_KV
         bisect.insort(self._restoring, sequence, key=_order)
+        self._ask(sequence, pages, marks)
+
+    def _ask(self, sequence: Sequence, pages: list[int], marks: list[Mark]) -> None:
+        request = sequence.request
         sequence.restore_begins(time.time_ns())
-        self._offload.restore(request.request_id, sequence.chain, pages, request.trace, marks)
+        self._offload.restore(request.request_id, sequence.chain, pages, sequence.owner, request.trace, marks)
 
     def _promised(self) -> int:
         """Pages that the admitted requests will take for tokens which they have already."""
         pages = sum(max(0, pages_of(len(sequence.tokens) + 1) - len(sequence.pages)) for sequence in self._running)
-        for sequence in self._restoring:
+        for sequence in [*self._restoring, *(waiting for waiting in self._waiting if waiting.prefetch)]:
             held = self._offload.held(sequence.request.request_id)
             pages += max(0, pages_of(len(sequence.tokens) + 1) - held)
         return pages
@@ -198,72 +265,11 @@ class Scheduler:
         sequence.request.state = State.RUNNING
         bisect.insort(self._running, sequence, key=_order)
 
-    def _plan_decodes(self, plan: StepPlan, now: float) -> None:
-        """Let all decode whose time has come; where the step cannot hold them, those longest without a turn."""
-        decoding = [sequence for sequence in self._running if sequence.prefilled and sequence.due <= now]
-        kept = 0
-        if any(not sequence.prefilled for sequence in self._running):
-            kept = max(1, plan.left // 4)  # for the prefills; more than enough decodes must not shut them out
-        if len(decoding) > plan.left - kept:
-            decoding.sort(key=lambda sequence: sequence.turn)
-        for sequence in decoding:
-            self._reserve(sequence, plan.left - kept, plan)
-
-    def _plan_prefills(self, plan: StepPlan) -> None:
-        """Give what the decodes left to the prefills, the oldest first."""
-        for sequence in [sequence for sequence in self._running if not sequence.prefilled]:
-            if plan.left <= 0:
-                return
-            if sequence.request.state is State.RUNNING:  # not preempted meanwhile
-                self._resume.catch_up(sequence)
-                # Where an older one takes in this step the very checkpoint that this one is on its way to, it waits.
-                if self._resume.stop_key(sequence) not in plan.checkpoints:
-                    self._reserve(sequence, plan.left, plan)
-
-    def _reserve(self, sequence: Sequence, budget: int, plan: StepPlan) -> None:
-        """Plan up to `budget` tokens of a request and get the pages for them, in need from younger requests."""
-        if budget <= 0 or sequence.request.state is not State.RUNNING:  # preempted by an older one in this very step
-            return
-        count = min(max(sequence.rerun, sequence.remaining), budget)
-        stop = self._resume.next_stop(sequence)
-        if stop is not None and stop <= sequence.computed + count:
-            count = stop - sequence.computed
-        elif count < sequence.remaining:  # end the chunk with a block, so that the next one may be found in the cache
-            end = (sequence.computed + count) // BLOCK_TOKENS * BLOCK_TOKENS
-            count = end - sequence.computed if end > sequence.computed else count
-        missing = pages_of(min(sequence.computed + count, len(sequence.tokens))) - len(sequence.pages)
-        if missing > 0:
-            while self._pool.available == 0 and (victim := self._running[-1]) is not sequence:
-                plan.drop(victim)
-                self._preempt(victim)
-            sequence.pages += self._pool.allocate(min(missing, self._pool.available))
-            count = min(count, len(sequence.pages) * BLOCK_TOKENS - sequence.computed)
-        if count > 0 or sequence.remaining == 0:
-            plan.add(sequence, count)
-            if sequence.prefilled:
-                self._page_ahead(sequence)
-            if stop == sequence.computed + count and (key := self._resume.stop_key(sequence)) is not None:
-                plan.checkpoints.add(key)
-
-    def _page_ahead(self, sequence: Sequence) -> None:
-        """Have the page of the next token a step early, where pages are plenty: the runner may start that step before
-        it is scheduled."""
-        wanted = pages_of(min(len(sequence.tokens) + 1, self._config.max_model_len))
-        if wanted > len(sequence.pages) and self._pool.available > _PLENTY * len(self._running):
-            sequence.pages += self._pool.allocate(1)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take all pages of a running request and put it back in the queue, where it was."""
-        self._running.remove(sequence)
-        self._resume.leave(sequence, keep=True)
-        self._pool.release(sequence.pages)
-        sequence.pages = []
-        sequence.computed = sequence.committed = 0
-        sequence.prefilled = False
-        sequence.due = 0.0
-        sequence.preemptions += 1
-        self._report.preempted()
-        self._enqueue(sequence)
+    def _requeue(self, plan: StepPlan) -> None:
+        """Those that had to give up their pages go back to where they were in the queue."""
+        for sequence in plan.preempted:
+            self._report.preempted()
+            self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.request.state = State.WAITING
@@ -324,7 +330,7 @@ class Scheduler:
         """Name the blocks that the step filled."""
         for depth in range(sequence.committed, sequence.computed // BLOCK_TOKENS):
             block = sequence.chain.block(depth)
-            sequence.pages[depth], new = self._cache.insert(block, sequence.pages[depth])
+            sequence.pages[depth], new = self._cache.insert(block, sequence.pages[depth], sequence.owner)
             if new:
                 self._offload.offer(block)
             sequence.committed = depth + 1
@@ -348,19 +354,26 @@ class Scheduler:
         match request.state:
             case State.WAITING:
                 self._waiting.remove(sequence)
+                if sequence.prefetch:
+                    self._offload.abandon(request.request_id)
+                    self._resume.let_go(sequence)
+                    sequence.restore_ends(time.time_ns())
             case State.WAITING_FOR_KV:
                 self._restoring.remove(sequence)
                 self._offload.abandon(request.request_id)
+                self._resume.let_go(sequence)
                 sequence.restore_ends(time.time_ns())
             case State.RUNNING:
                 self._running.remove(sequence)
-                self._resume.leave(sequence, keep=finish != "error")
-                self._pool.release(sequence.pages)
+                self._resume.leave(sequence, keep=finish != "error", cut=finish == "cancel")
+                self._pool.release(sequence.pages, sequence.owner)
             case State.FINISHED:
                 raise ValueError(f"request {request.request_id} is finished already")
         sequence.pages = []
         request.state = State.FINISHED
         del self._active[request.request_id]
+        if sequence.owner.ends(request.standing):
+            self._weigh(sequence.owner)
         self._report.finished(sequence, finish, tokens, error)
 
     # What goes out.

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from services.engine.cache.checkpoints import Checkpoint
+from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain
 from services.engine.mailbox import Timeline
-from services.engine.request import Request
-from services.protocol.generate import FinishReason, ThoughtLimit, Usage
+from services.engine.request import Request, State
+from services.protocol.generate import FinishReason, Missed, ThoughtLimit, Usage
 from services.protocol.hashing import root
 from services.protocol.kv import Key
 
@@ -21,6 +23,7 @@ class Sequence:
     """Place in the line of arrivals: smaller is older. Kept over preemptions."""
     tokens: list[int]
     chain: BlockChain
+    owner: Owner
     limit: int
     """Tokens at most, by the context length and max_tokens."""
     thoughts: ThoughtLimit | None = None
@@ -34,20 +37,40 @@ class Sequence:
     """Slot of the recurrent state, which stands at `computed`; -1 while it does not run, or the model has none."""
     stops: tuple[int, ...] = ()
     """Positions, ascending, at which a chunk of the prefill ends and a checkpoint is taken."""
-    saved: list[int] = field(default_factory=list)
-    """Positions of the checkpoints on its way, ascending."""
+    partings: set[int] = field(default_factory=set)
+    """Positions at which others that prefill beside it part from it."""
+    behind: Checkpoint | None = None
+    """The last checkpoint on its way."""
+    rolling: list[Checkpoint] = field(default_factory=list)
+    """The last states that its decode has left behind itself."""
     kept: set[Key] = field(default_factory=set)
     """Checkpoints that it left behind for requests to come."""
     prefilled: bool = False
     """All of `tokens` went through the model since the last admission: what comes now is decoding."""
     turn: int = 0
     """When it last ran, counted in rows of all steps."""
+    patience: float = 0.0
+    """time.monotonic() until which it waits for pages to be copied to the kvstore; 0: it does not wait."""
     due: float = 0.0
     """time.monotonic() before which the runner has nothing for it."""
     covered: int = 0
     """Prompt tokens that were computed or found at least once."""
     cached_device: int = 0
     cached_host: int = 0
+    cached_disk: int = 0
+    missed: Missed | None = None
+    """Why it had to compute, as seen before its first step."""
+    explained: bool = False
+    kept_here: Checkpoint | None = None
+    """Pinned while the kvstore is asked for a deeper one."""
+    short: bool = False
+    """Its last restore found no room."""
+    met: bool = False
+    """It was seen beside the prefills that began before it."""
+    prefetch: bool = False
+    """A restore for it is under way while it waits in the queue."""
+    prefetched: range | None = None
+    """Positions that such a restore has brought; empty where there was nothing to bring."""
     computed_tokens: int = 0
     preemptions: int = 0
     restore_started: int = 0
@@ -56,7 +79,7 @@ class Sequence:
     first_token: int = 0
 
     @classmethod
-    def of(cls, request: Request, order: int, fingerprint: str, max_model_len: int) -> "Sequence":
+    def of(cls, request: Request, order: int, fingerprint: str, max_model_len: int, owner: Owner) -> "Sequence":
         tokens = request.prompt + request.output
         thoughts = request.sampling.thoughts
         return cls(
@@ -64,6 +87,7 @@ class Sequence:
             order=order,
             tokens=tokens,
             chain=BlockChain(root(fingerprint, request.cache_salt), tokens),
+            owner=owner,
             limit=min(max_model_len, len(request.prompt) + request.sampling.max_tokens),
             thoughts=thoughts if thoughts is not None and thoughts.close not in request.output else None,
         )
@@ -110,13 +134,18 @@ class Sequence:
         self.thoughts = None
         return () if token == thoughts.close else thoughts.closing[: self.limit - len(self.tokens)]
 
-    def found(self, device: int, host: int) -> None:
-        """Account for a prefix of `device` + `host` tokens that needs no computing, bar what is to `rerun`. A prompt
-        token counts once, when first covered."""
+    def found(self, device: int, host: int, disk: int = 0) -> None:
+        """Account for a prefix of `device` + `host` tokens that needs no computing, bar what is to `rerun`; `disk` of
+        those of the host came from its disk. A prompt token counts once, when first covered."""
         reach = min(device + host, len(self.tokens) - self.rerun, len(self.request.prompt))
         on_device = max(0, min(device, reach) - self.covered)
+        if self.prefetched:
+            brought = range(max(self.covered, self.prefetched.start), min(device, reach, self.prefetched.stop))
+            on_device -= len(brought)
         self.cached_device += on_device
-        self.cached_host += max(0, reach - self.covered - on_device)
+        on_host = max(0, reach - self.covered - on_device)
+        self.cached_host += on_host
+        self.cached_disk += min(disk, on_host)
         self.covered = max(self.covered, reach)
 
     def ran(self, start: int, count: int) -> None:
@@ -127,6 +156,15 @@ class Sequence:
         self.computed = max(self.computed, start + count)
         self.computed_tokens += max(0, reach - first)
         self.covered = max(self.covered, reach)
+
+    def preempted(self) -> None:
+        """It has given up its pages, which the caller has released: all that is left is what it has said."""
+        self.request.state = State.WAITING
+        self.pages = []
+        self.computed = self.committed = 0
+        self.prefilled = False
+        self.due = self.patience = 0.0
+        self.preemptions += 1
 
     def restore_begins(self, now: int) -> None:
         """Of the restores that a request waits for before its first step, first to last is told; later ones (after a
@@ -147,12 +185,14 @@ class Sequence:
             output_tokens=len(self.request.output),
             cached_device=self.cached_device,
             cached_host=self.cached_host,
+            cached_disk=self.cached_disk,
             computed_tokens=self.computed_tokens,
             preemptions=self.preemptions,
             queue_seconds=max(0, scheduled - self.request.arrived) * _NANO,
             restore_seconds=max(0, self.restore_ended - self.restore_started) * _NANO,
             prefill_seconds=max(0, first_token - scheduled) * _NANO,
             decode_seconds=max(0, now - first_token) * _NANO,
+            missed=self.missed,
         )
 
     def timeline(self, now: int, finish: FinishReason, usage: Usage) -> Timeline:

@@ -25,12 +25,13 @@ from services.engine.admission import Admission, Refused, admit
 from services.engine.block_feed import BlockFeed
 from services.engine.config import EngineConfig
 from services.engine.gateway_watch import GatewayWatch
-from services.engine.mailbox import CancelRequest, Message, StepResult, Stop, Submit
+from services.engine.mailbox import CancelRequest, Message, NoteSession, StepResult, Stop, Submit
 from services.engine.metrics import EngineMetrics
 from services.engine.outbox import Outbox
 from services.engine.replay import ReplayBuffer
 from services.engine.request import Request
 from services.engine.tokenizer_chunks import TokenizerChunks
+from services.engine.tree_answers import TreeAnswers
 from services.protocol import codec, subjects
 from services.protocol.events import (
     HEARTBEAT_SECONDS,
@@ -77,6 +78,7 @@ class EngineServer:
         self._replay = ReplayBuffer(config.replay_ttl)
         self._outbox = Outbox(bus, config.engine_id)
         self._feed = BlockFeed(bus, self._outbox, config.engine_id, self.incarnation)
+        self._trees = TreeAnswers(bus, config.engine_id)
         self._gateways = GatewayWatch()
         self._spans: dict[str, Span] = {}
         self._resumed: dict[str, int] = {}
@@ -93,6 +95,8 @@ class EngineServer:
             (subjects.resume(self.engine_id), self._on_resume),
             (subjects.tokenizer(self.engine_id), self._on_tokenizer),
             (subjects.blocks(self.engine_id), self._on_blocks),
+            (subjects.cache(self.engine_id), self._on_cache),
+            (subjects.SESSION_NOTES, self._on_session_note),
             (subjects.GATEWAY_HEARTBEATS, self._on_gateway_heartbeat),
         ):
             self._bus.subscribe(subject, handler)
@@ -117,6 +121,7 @@ class EngineServer:
         """The model is loaded: run `core(deliver)` on a thread and accept requests. `card` names `chunks`' digest."""
         self._card, self._chunks, self._inbox = card, chunks, inbox
         self._feed.attach(inbox)
+        self._trees.attach(inbox)
         loop = asyncio.get_running_loop()
 
         def deliver(result: StepResult) -> None:
@@ -210,6 +215,7 @@ class EngineServer:
             cache_salt=wire.cache_salt,
             session_id=wire.session_id,
             hints=wire.hints,
+            standing=wire.standing,
             trace=telemetry.traceparent(span),
         )
         inbox.put(Submit(request))
@@ -253,6 +259,14 @@ class EngineServer:
         # Apart: it waits for the core's next step, and other askers must not wait behind it.
         self._bus.spawn(self._feed.answer(msg))
 
+    async def _on_cache(self, msg: Msg) -> None:
+        self._bus.spawn(self._trees.answer(msg))
+
+    async def _on_session_note(self, msg: Msg) -> None:
+        note = codec.session_note.decode(msg.data)
+        if self._inbox is not None:
+            self._inbox.put(NoteSession(note.session_id, note.standing))
+
     async def _on_gateway_heartbeat(self, msg: Msg) -> None:
         self._gateways.heard(codec.gateway_heartbeat.decode(msg.data).gateway_id, time.monotonic())
 
@@ -281,6 +295,8 @@ class EngineServer:
         self._feed.changed(result.stored, result.removed)
         if result.snapshot is not None:
             self._feed.snapshot(result.snapshot)
+        if result.sight is not None:
+            self._trees.seen(result.sight, result.load, result.states)
         errors: dict[str, str] = {}
         for gateway_id, delta in result.deltas:
             if delta.finish == "error":

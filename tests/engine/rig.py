@@ -9,7 +9,7 @@ from services.engine.mailbox import CancelRequest, Message, StepResult, Submit
 from services.engine.request import Request
 from services.engine.scheduler import Scheduler, SchedulerConfig
 from services.protocol.events import EngineLoad
-from services.protocol.generate import FinishReason, SamplingParams, TokenDelta, Usage
+from services.protocol.generate import FinishReason, SamplingParams, Standing, TokenDelta, Usage
 from services.protocol.hashing import BLOCK_TOKENS
 from tests.fakes import PAGE_BYTES, STATE_BYTES, FakeKv, FakeRunner, Fate, continuation
 
@@ -24,6 +24,8 @@ def request(
     stop: tuple[int, ...] = (),
     salt: str = "",
     hints: tuple[int, ...] = (),
+    session: str = "",
+    standing: Standing = "idle",
 ) -> Request:
     generated = generated or []
     return Request(
@@ -35,6 +37,8 @@ def request(
         sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop),
         cache_salt=salt,
         hints=hints,
+        session_id=session,
+        standing=standing,
     )
 
 

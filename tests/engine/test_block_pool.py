@@ -1,8 +1,13 @@
+from typing import get_args
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.owners import Owner
+from services.protocol import worth
+from services.protocol.generate import Standing
 
 
 def block(chain: str, depth: int) -> Block:
@@ -86,10 +91,140 @@ def test_a_transfers_hold_does_not_count_as_use() -> None:
     (old,) = cached_chain(pool, "a", 1)
     cached_chain(pool, "b", 1)
     pool.acquire([old])
-    pool.release([old], used=False)
+    pool.release([old])
     pool.allocate(1)
     assert pool.find(b"a0") is None
     assert pool.find(b"b0") is not None
+
+
+class Pressed:
+    """A pool by a clock of the test's own, and sessions that leave chains in it."""
+
+    def __init__(self, pages: int, recurrent: bool = False) -> None:
+        self.now = 1000.0
+        self.pool = BlockPool(pages, recurrent, clock=lambda: self.now)
+
+    def leaves(self, session: str, chain: str, length: int, standing: Standing = "idle") -> Owner:
+        owner = Owner(session, standing)
+        self.again(owner, chain, length)
+        return owner
+
+    def again(self, owner: Owner, chain: str, length: int) -> None:
+        pages = []
+        for depth in range(length):
+            page = self.pool.find(block(chain, depth).name)
+            if page is None:
+                (page,) = self.pool.allocate(1)
+                self.pool.name(page, block(chain, depth), owner)
+            else:
+                self.pool.acquire([page])
+            pages.append(page)
+        self.pool.release(pages, owner)
+        self.now += 60
+
+    def takes(self, count: int, taker: str = "taker") -> list[str]:
+        """What goes when so many pages are taken; the pages come back free."""
+        self.pool.take_changes()
+        pages = self.pool.allocate(count, taker)
+        self.pool.check_integrity()
+        self.pool.release(pages)
+        return [name.decode() for name in self.pool.take_changes()[1]]
+
+
+def test_who_is_waited_for_stays_before_who_hardly_comes_back() -> None:
+    """Used in this order: an agent that waits for its tool, an idle chat, a sub-agent that is done, a title."""
+    pressed = Pressed(8)
+    pressed.leaves("agent", "a", 2, "waiting")
+    pressed.leaves("chat", "c", 2, "idle")
+    pressed.leaves("sub", "s", 2, "finished")
+    pressed.leaves("title", "t", 2, "one_off")
+    assert pressed.takes(8) == ["s1", "s0", "t1", "t0", "c1", "c0", "a1", "a0"]
+
+
+def test_time_wears_off_what_a_standing_gives() -> None:
+    pressed = Pressed(2)
+    pressed.leaves("chat", "c", 1, "idle")
+    pressed.now += 4 * worth.HALF_LIFE + 10  # a side request's prompt is worth 1/16 of an idle chat's
+    pressed.leaves("title", "t", 1, "one_off")
+    assert pressed.takes(1) == ["c0"]
+
+
+@pytest.mark.parametrize(("standing", "first"), [("waiting", "b0"), ("finished", "a0")])
+def test_a_standing_that_changes_changes_what_its_session_left(standing: Standing, first: str) -> None:
+    pressed = Pressed(3)
+    owner = pressed.leaves("agent", "a", 2, "idle")
+    pressed.leaves("other", "b", 1, "idle")
+    assert pressed.takes(1) == ["a1"], "the order is made, and its end is another"
+    owner.standing = standing
+    pressed.pool.weigh(owner)
+    pressed.pool.allocate(1)
+    pressed.pool.take_changes()
+    assert pressed.takes(1) == [first]
+
+
+def test_what_several_sessions_use_is_worth_most() -> None:
+    pressed = Pressed(2)
+    pressed.leaves("sub", "a", 1, "finished")
+    pressed.leaves("other sub", "a", 1, "finished")
+    pressed.leaves("chat", "b", 1, "idle")
+    assert pressed.pool.shared(b"a0")
+    assert pressed.takes(1) == ["b0"]
+
+
+def test_what_the_kvstore_has_goes_before_what_is_nowhere_else() -> None:
+    pressed = Pressed(3)
+    for chain in "abc":
+        pressed.leaves(chain, chain, 1)
+    pressed.pool.kept_elsewhere(b"c0")
+    pressed.pool.kept_elsewhere(b"b0", refused=True)
+    assert pressed.takes(1) == ["c0"]
+    pressed.leaves("d", "d", 1)
+    pressed.pool.kept_elsewhere(b"d0")
+    pressed.pool.kept_here_only()
+    assert pressed.takes(2) == ["a0", "b0"]
+    departures = {name: pressed.pool.gone.find(name) for name in (b"a0", b"b0", b"c0")}
+    assert {name: (d.stored, d.refused, d.taker) for name, d in departures.items() if d is not None} == {
+        b"a0": (False, False, "taker"),
+        b"b0": (False, False, "taker"),  # the store that refused it is another one's past
+        b"c0": (True, False, "taker"),
+    }
+    assert list(pressed.pool.gone.in_store()) == []
+
+
+def test_what_a_recurrent_model_cannot_go_on_from_goes_first() -> None:
+    pressed = Pressed(5, recurrent=True)
+    pressed.leaves("a", "a", 3, "waiting")
+    pressed.leaves("b", "b", 2, "one_off")
+    pressed.pool.resumable(b"a0", True)
+    pressed.pool.resumable(b"b1", True)
+    assert pressed.takes(2) == ["a2", "a1"]
+    pressed.pool.resumable(b"a0", False)
+    assert pressed.takes(4) == ["a0", "b1"], "and three were free"
+
+
+def test_a_parent_whose_child_is_held_goes_only_in_need() -> None:
+    pressed = Pressed(3)
+    pressed.leaves("a", "a", 2, "one_off")
+    pressed.leaves("b", "b", 1, "waiting")
+    child = pressed.pool.find(b"a1")
+    assert child is not None
+    pressed.pool.acquire([child])
+    assert pressed.takes(1) == ["b0"]
+    pressed.pool.allocate(1)
+    pressed.pool.take_changes()
+    assert pressed.takes(1) == ["a0"]
+    pressed.pool.release([child])
+    pressed.pool.check_integrity()
+
+
+def test_the_order_does_not_grow_without_end() -> None:
+    pressed = Pressed(4)
+    owner = pressed.leaves("a", "a", 4)
+    for _ in range(100):
+        pressed.again(owner, "a", 4)
+        pressed.pool.weigh(owner)
+    assert len(pressed.pool._order) <= 4 * 4 + 1
+    assert pressed.takes(4) == ["a3", "a2", "a1", "a0"]
 
 
 def test_a_name_belongs_to_one_page() -> None:
@@ -142,20 +277,26 @@ def test_blocks_come_parents_first() -> None:
 def test_whatever_is_done_the_books_agree(data: st.DataObject) -> None:
     pool = BlockPool(8)
     held: list[list[int]] = []
+    owners = [None, Owner("a"), Owner("b")]
     on_device: set[bytes] = set()
     serial = 0
     for _ in range(data.draw(st.integers(1, 60))):
-        what = data.draw(st.sampled_from(["allocate", "release", "name", "acquire", "transfer"]))
+        what = data.draw(st.sampled_from(["allocate", "release", "name", "acquire", "transfer", "weigh"]))
         if what == "allocate" and pool.available:
             held.append(pool.allocate(data.draw(st.integers(1, pool.available))))
         elif what == "release" and held:
-            pool.release(held.pop(data.draw(st.integers(0, len(held) - 1))))
+            pool.release(held.pop(data.draw(st.integers(0, len(held) - 1))), data.draw(st.sampled_from(owners)))
         elif what == "name" and held:
             serial += 1
             page = data.draw(st.sampled_from(data.draw(st.sampled_from(held))))
             named = {p for b in pool.blocks() if (p := pool.find(b.name)) is not None}
             if page not in named:
-                pool.name(page, Block(str(data.draw(st.integers(0, serial))).encode(), b"", serial % 4))
+                parent = str(data.draw(st.integers(0, serial))).encode() if data.draw(st.booleans()) else b""
+                pool.name(page, Block(str(data.draw(st.integers(0, serial))).encode(), parent, serial % 4))
+        elif what == "weigh":
+            owner = data.draw(st.sampled_from([owner for owner in owners if owner is not None]))
+            owner.standing = data.draw(st.sampled_from(get_args(Standing)))
+            pool.weigh(owner)
         elif what in ("acquire", "transfer") and (blocks := pool.blocks()):
             page = pool.find(data.draw(st.sampled_from(blocks)).name)
             assert page is not None
@@ -163,7 +304,7 @@ def test_whatever_is_done_the_books_agree(data: st.DataObject) -> None:
             if what == "acquire":
                 held.append([page])
             else:
-                pool.release([page], used=False)
+                pool.release([page])
         pool.check_integrity()
         stored, removed = pool.take_changes()
         on_device = (on_device | set(stored)) - set(removed)

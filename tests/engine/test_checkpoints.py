@@ -4,6 +4,7 @@ import pytest
 
 from services.engine.cache.block_pool import Block, BlockPool
 from services.engine.cache.checkpoints import REMEMBERED, Checkpoint, Checkpoints, Mark
+from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
 from services.protocol.hashing import chain as names_of
 from services.protocol.hashing import extend, root
@@ -20,7 +21,14 @@ class Books:
         self.cache = PrefixCache(self.pool)
         self.checkpoints = Checkpoints(self.pool, slots)
 
-    def compute(self, tokens: list[int], *, root: bool = False, base: int = 0) -> Checkpoint | None:
+    def compute(
+        self,
+        tokens: list[int],
+        *,
+        root: bool = False,
+        before: Checkpoint | None = None,
+        owner: Owner | None = None,
+    ) -> Checkpoint | None:
         chain = BlockChain(ROOT, tokens)
         mark = Mark.of(chain, len(tokens))
         pages = self.pool.allocate(chain.full + bool(mark.tail))
@@ -28,7 +36,8 @@ class Books:
             pages[depth], _ = self.cache.insert(chain.block(depth), pages[depth])
         slot = self.checkpoints.take()
         assert slot is not None
-        checkpoint = self.checkpoints.publish(mark, slot, pages[-1] if mark.tail else -1, root=root, base=base)
+        page = pages[-1] if mark.tail else -1
+        checkpoint = self.checkpoints.publish(mark, slot, page, root=root, before=before, owner=owner)
         self.pool.release(pages)
         self.check()
         return checkpoint
@@ -92,7 +101,7 @@ def test_the_same_prefix_twice_is_one_checkpoint() -> None:
 def test_without_its_blocks_or_its_tail_it_is_not_found() -> None:
     books = Books(pages=4)
     books.compute(list(range(100)))
-    books.pool.release(books.pool.allocate(3), used=False)  # takes the tail, which goes first
+    books.pool.release(books.pool.allocate(3))  # takes the tail, which goes first
     assert books.find(list(range(100))) is None
     assert books.compute(list(range(100))) is not None, "what is useless is replaced"
     assert books.find(list(range(100))) == 100
@@ -109,12 +118,12 @@ def test_a_parent_block_alone_missing_is_noticed() -> None:
     pages = [page for page in held if page is not None]
     books.pool.acquire(pages)  # as a write-through does
     books.flush_blocks()
-    books.pool.release(pages, used=False)
+    books.pool.release(pages)
     assert books.find(tokens) is None
 
 
 def test_slots_go_from_the_useless_then_the_superseded_then_the_longest_unused() -> None:
-    books = Books(pages=32, slots=4)
+    books = Books(pages=64, slots=4)
     chains = [[family] * 128 for family in range(4)]
     for tokens in chains:
         books.compute(tokens)
@@ -123,10 +132,46 @@ def test_slots_go_from_the_useless_then_the_superseded_then_the_longest_unused()
     order = []
     for extra in range(4):
         there = {checkpoint.mark.key for checkpoint in books.checkpoints.all()}
-        books.compute([50 + extra] * 64, root=True)
+        books.compute([50 + extra] * 256, root=True)
         gone = there - {checkpoint.mark.key for checkpoint in books.checkpoints.all()}
         order += [tokens[0] for tokens in chains if Mark.of(BlockChain(ROOT, tokens), 128).key in gone]
     assert order == [2, 0, 1, 3]
+
+
+def test_slots_go_from_who_hardly_comes_back_and_from_what_saves_little() -> None:
+    books = Books(pages=64, slots=4)
+    waiting, done = Owner("agent", "waiting"), Owner("sub", "finished")
+    kept = books.compute([1] * 128, owner=waiting)
+    books.compute([2] * 1024, owner=done)
+    first = books.compute([3] * 512, owner=waiting)
+    assert first is not None
+    books.compute([3] * 520, before=first, owner=waiting)
+    order = []
+    for extra in range(3):
+        there = {checkpoint.mark.key: checkpoint.mark for checkpoint in books.checkpoints.all()}
+        books.compute([50 + extra] * 1024, root=True)
+        order += [there[key] for key in there.keys() - {there.mark.key for there in books.checkpoints.all()}]
+    assert [(mark.tail[:1], mark.position) for mark in order[:1]] == [((3,), 520)], "it saves 8 tokens"
+    assert [mark.position for mark in order[1:]] == [1024, 128], "a sub-agent's, then the shorter one"
+    assert kept is not None
+    assert not kept.kept
+
+
+def test_what_a_checkpoint_saves_grows_when_those_before_it_go() -> None:
+    books = Books(pages=64, slots=3)
+    first = books.compute([1] * 64)
+    second = books.compute([1] * 128, before=first)
+    third = books.compute([1] * 192, before=second)
+    assert first is not None and second is not None and third is not None  # noqa: PT018
+    assert [each.base for each in (first, second, third)] == [0, 64, 128]
+    books.checkpoints.supersede(BlockChain(ROOT, [1] * 192), 192, {third.mark.key})
+    assert [each.base for each in (first, second, third)] == [0, 0, 0], "superseded ones are as good as gone"
+    first.superseded = False
+    assert [each.base for each in (second, third)] == [64, 64]
+    books.compute([2] * 192)
+    assert not second.kept, "the superseded one was worth least"
+    assert third.base == 64
+    assert third.before is first, "what is gone is not kept alive by names"
 
 
 def test_a_useless_one_goes_before_a_superseded_one() -> None:
@@ -151,12 +196,12 @@ def test_branching_points_and_roots_are_not_superseded() -> None:
     assert first is not None and second is not None and third is not None  # noqa: PT018
     for _ in range(2):
         books.checkpoints.pin(second)
-        books.checkpoints.unpin(second)
+        books.checkpoints.unpin(second, Owner("s"))
     books.checkpoints.supersede(BlockChain(ROOT, [1] * 300), 300, set())
     assert [first.superseded, second.superseded, third.superseded] == [False, False, True]
     books.checkpoints.supersede(BlockChain(ROOT, [1] * 300), 300, {third.mark.key})
     books.checkpoints.pin(third)
-    books.checkpoints.unpin(third)
+    books.checkpoints.unpin(third, Owner("s"))
     assert not third.superseded, "it was of use after all"
 
 
@@ -169,7 +214,7 @@ def test_pinned_ones_keep_slot_and_tail() -> None:
     books.flush_blocks()
     assert books.checkpoints.tail(checkpoint) >= 0
     books.check()
-    books.checkpoints.unpin(checkpoint, used=False)
+    books.checkpoints.unpin(checkpoint)
     assert books.checkpoints.take() == checkpoint.slot or checkpoint.slot == -1
     assert books.pool.available == 3
     books.check()

@@ -13,6 +13,7 @@ from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.config import EngineConfig, KvFormat
 from services.engine.weights.loader import LoadedModel, load_model
 from services.settings import SettingsError
+from tests.engine.preempting import preempt
 from tests.engine.test_tiny_resume import ANSWER, PAGES, Engine, context
 from tests.engine.tiny_prompts import MODEL, prompts, tokenizer
 
@@ -61,7 +62,7 @@ def test_every_way_gives_the_same_tokens(format: KvFormat, way: str) -> None:
     if way == "preempted":
         while (sequence := engine.scheduler._active["this"]).computed < 335:
             engine.step()
-        engine.scheduler._preempt(sequence)
+        preempt(engine.scheduler, sequence)
     engine.run()
     assert tuple(engine.told["this"]) == cold(prompt, format)
     assert len(cold(prompt, format)) == ANSWER

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.shape_source import ShapeSource, model_27b
 from services import settings as environment
 from services.engine.assembly import CannotLoad, assemble
 from services.engine.config import EngineConfig
@@ -33,7 +34,6 @@ from services.engine.weights import recipes
 from services.engine.weights.loader import open_checkpoint
 from services.engine.workspace import Stage, Step, Workspace
 from services.settings import SettingsError
-from tests.engine.shape_source import ShapeSource, model_27b
 from tests.engine.tiny_prompts import MODEL
 
 GIB = 2**30

@@ -16,8 +16,18 @@ from prometheus_client import generate_latest
 from services import telemetry
 from services.engine import gateway_watch, request_trace
 from services.engine import server as server_module
+from services.engine.cache.tree import Sight
+from services.engine.mailbox import NoteSession
+from services.engine.tree_answers import newest
 from services.protocol import codec, subjects
-from services.protocol.events import GatewayHeartbeat, Heartbeat, SpecialTokens, TokenizerBundle
+from services.protocol.events import (
+    CachedRun,
+    GatewayHeartbeat,
+    Heartbeat,
+    SessionNote,
+    SpecialTokens,
+    TokenizerBundle,
+)
 from services.protocol.generate import (
     Accepted,
     Cancel,
@@ -368,6 +378,35 @@ async def test_block_events_are_numbered_and_a_snapshot_names_its_event(rig: Rig
     assert (snapshot.event_id, set(snapshot.blocks)) == (2, {b"b" * 32, b"c" * 32})
     assert snapshot.incarnation == engine.server.incarnation == events[0].incarnation
     await eventually(lambda: gateway.beats[-1].last_event_id == 2)
+
+
+async def test_notes_about_sessions_reach_the_core(rig: Rig, gateway: Gateway) -> None:
+    engine = await rig.engine()
+    await gateway.nats.publish(subjects.SESSION_NOTES, b"no note")
+    note = SessionNote(session_id="s", standing="waiting")
+    await gateway.nats.publish(subjects.SESSION_NOTES, codec.encode(note))
+    await gateway.nats.flush()
+    await eventually(lambda: engine.core.notes == [NoteSession("s", "waiting")])
+
+
+async def test_the_tree_of_what_is_cached_is_told_to_who_asks(rig: Rig, gateway: Gateway) -> None:
+    engine = await rig.engine()
+    run = CachedRun(name=b"a" * 32, start=0, tokens=192, device=128, held=64, host=64, session_id="s")
+    engine.core.sight = Sight((run,), 100, 200)
+    replies = [await gateway.nats.request(subjects.cache("engine-0"), b"", timeout=5) for _ in range(2)]
+    for reply in replies:
+        tree = codec.cache_tree.decode(reply.data)
+        assert (tree.engine_id, tree.runs, tree.page_bytes, tree.state_bytes) == ("engine-0", (run,), 100, 200)
+        assert (tree.pages_total, tree.pages_held, tree.pages_cached, tree.left_out) == (100, 50, 1, 0)
+
+
+def test_of_a_large_tree_what_was_used_last_is_told_with_all_before_it() -> None:
+    def run(name: str, parent: str, idle: float) -> CachedRun:
+        return CachedRun(name=name.encode(), parent=parent.encode(), start=0, tokens=64, device=64, idle_seconds=idle)
+
+    runs = (run("a", "", 50), run("ab", "a", 40), run("abc", "ab", 1), run("x", "", 2), run("xy", "x", 3))
+    names = [[each.name.decode() for each in newest(runs, room)] for room in (5, 4, 3, 2, 0)]
+    assert names == [["a", "ab", "abc", "x", "xy"], ["a", "ab", "abc", "x"], ["a", "ab", "abc"], ["x", "xy"], []]
 
 
 async def test_drain_lets_open_requests_finish_and_takes_no_new_ones(rig: Rig, gateway: Gateway) -> None:

@@ -11,6 +11,7 @@ from services.engine.weights.fingerprint import fingerprint
 from services.engine.weights.loader import load_model
 from services.engine.weights.opening import open_model
 from services.engine.weights.resolve import resolve
+from tests.engine.preempting import preempt
 from tests.engine.test_tiny_resume import ANSWER, Engine, context, loaded
 from tests.engine.tiny_prompts import MODEL, prompts, tokenizer
 
@@ -62,7 +63,7 @@ def test_every_way_gives_the_same_tokens(state_dtype: StateDtype, way: str) -> N
     if way == "preempted":
         while (sequence := here.scheduler._active["this"]).computed < 335:
             here.step()
-        here.scheduler._preempt(sequence)
+        preempt(here.scheduler, sequence)
     here.run()
     assert tuple(here.told["this"]) == cold(state_dtype)
     assert len(cold(state_dtype)) == ANSWER

@@ -26,6 +26,7 @@ from services.engine.weights.loader import LoadedModel, load_model
 from services.protocol.generate import SamplingParams, Usage
 from services.protocol.hashing import BLOCK_TOKENS
 from tests.devices import DEVICES
+from tests.engine.preempting import preempt
 from tests.engine.tiny_prompts import MODEL, prompts, tokenizer
 from tests.fakes import FakeKv
 
@@ -167,7 +168,7 @@ def test_every_way_gives_the_same_tokens(
     for moment in (280, 335) if preempted else ():
         while (sequence := engine.scheduler._active["this"]).computed < moment:
             engine.step()
-        engine.scheduler._preempt(sequence)
+        preempt(engine.scheduler, sequence)
     engine.run()
     assert tuple(engine.told["this"]) == cold(prompt, device)
     for index in range(others):

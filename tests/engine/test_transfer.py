@@ -1,5 +1,6 @@
 import gc
 import weakref
+from typing import Literal
 
 import pytest
 import torch
@@ -167,6 +168,46 @@ def test_copies_are_ordered_with_compute() -> None:
         assert bytes(store.view[:SIZE]) == bytes([value]) * SIZE
         assert torch.equal(seen, expected)
     transfers.close()
+
+
+@pytest.mark.parametrize("kind", ["store", "load"])
+def test_what_is_not_locked_goes_by_way_of_other_memory(
+    kind: Literal["store", "load"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the arena's pieces the second cannot be locked, and no other one is tried after it. The copies are those that
+    a CUDA device would be asked for, between tensors of the host."""
+    tried: list[int] = []
+
+    class Runtime:
+        def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+            tried.append(size)
+            return 712 if len(tried) == 2 else 0
+
+        def cudaHostUnregister(self, pointer: int) -> int:
+            return 0
+
+    monkeypatch.setattr(module, "_PIECE", 2 * UNIT)
+    monkeypatch.setattr(module, "_cuda", Runtime)
+    monkeypatch.setattr(module, "_forget_error", lambda device: None)
+    pages, store = random_pages(CPU), arena(8 * UNIT, fill=3)
+    begin = UNIT
+    store.view[begin : begin + SIZE] = content(pages, 1)
+    transfer = Transfer(1, kind, 0, store, (Extent(begin, SIZE),))
+    arenas = module._Arenas(torch.device("cuda"))
+    copies = list(arenas.copies([pages.page(0)], transfer))
+    assert [(len(copy.host), copy.staged) for copy in copies] == [
+        (UNIT, False),
+        (2 * UNIT, True),
+        (SIZE - 3 * UNIT, True),
+    ]
+    assert tried == [2 * UNIT, 2 * UNIT]
+    assert caplog.text.count("cannot page-lock") == 1
+    expected = content(pages, 0 if kind == "store" else 1)
+    for copy in copies:
+        copy.enqueue()
+    assert content(pages, 0) == bytes(store.view[begin : begin + SIZE]) == expected
+    assert set(store.view[:begin]) == set(store.view[begin + SIZE :]) == {3}
+    arenas.close()
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ from services.engine.batch import ModelOutput, Transfer
 from services.engine.cache.block_pool import Block, BlockPool
 from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
 from services.engine.cache.kv_client import KvClient
+from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
 from services.engine.cache.recompute_cost import RecomputeCost
 from services.engine.cache.restore import Restored, Restores
@@ -15,8 +16,8 @@ from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved,
 
 COPIES_UNDER_WAY = 256
 """Each way. More than about 1,000 queued copies make cudaMemcpyAsync block the host (vllm#29013)."""
-
-
+STORES_A_DECODE = 16
+"""Stores that begin with a step that only decodes: each takes the host some 5 us, and the 27B's step 6 ms."""
 STATE_COPIES_UNDER_WAY = 8
 """States written through at once at most: a state is as large as many blocks, and its slot is kept meanwhile."""
 
@@ -87,11 +88,23 @@ class Offload:
         return self._restores.held(request_id)
 
     def restore(
-        self, request_id: str, chain: BlockChain, pages: list[int], trace: str, marks: Sequence[Mark] = ()
+        self,
+        request_id: str,
+        chain: BlockChain,
+        pages: list[int],
+        owner: Owner,
+        trace: str = "",
+        marks: Sequence[Mark] = (),
     ) -> None:
         """Look for the chain's full blocks behind `pages` (of which there is at least one); with `marks` for a
-        checkpoint at one of these. The hold of `pages` passes over until `take_restored` gives it back."""
-        self._restores.ask(request_id, chain, pages, trace, marks)
+        checkpoint at one of these. The hold of `pages` passes over until `take_restored` gives it back. `owner`: the
+        session of the request."""
+        self._restores.ask(request_id, chain, pages, owner, trace, marks)
+
+    def weigh(self, owner: Owner) -> None:
+        """The standing of a session has changed."""
+        if self._kv.arena is not None and owner.tips:
+            self._kv.weigh(tuple(owner.tips), owner.chance)
 
     def abandon(self, request_id: str) -> None:
         """A request that is being restored is gone."""
@@ -116,12 +129,16 @@ class Offload:
                 self._checkpoints.forget_store()
                 self._stores.connected()
 
-    def transfers(self) -> tuple[Transfer, ...]:
-        """Copies to start with the next batch, and a call to the store for room for those of a later one."""
+    def transfers(self, decoding: bool = False) -> tuple[Transfer, ...]:
+        """Copies to start with the next batch, and a call to the store for room for those of a later one. `decoding`:
+        the batch only decodes, so that what it takes to start copies is felt."""
         started: list[Transfer] = []
-        for source in (self._restores, self._stores):
-            while (transfer := source.transfer()) is not None:
-                started.append(transfer)
+        while (transfer := self._restores.transfer()) is not None:
+            started.append(transfer)
+        stores = STORES_A_DECODE if decoding else COPIES_UNDER_WAY
+        while stores and (transfer := self._stores.transfer()) is not None:
+            started.append(transfer)
+            stores -= 1
         self._stores.ask()
         return tuple(started)
 

@@ -9,6 +9,7 @@ from services.engine.cache.arena import Arena
 from services.engine.cache.block_pool import Block, BlockPool
 from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
 from services.engine.cache.kv_client import KvClient
+from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
 from services.engine.mailbox import KvLeased, KvStates
 from services.protocol.kv import Extent, Key
@@ -22,9 +23,11 @@ class Restored:
     pages: list[int]
     """A prefix of the request's blocks, all of them named."""
     host: int
-    """How many of `pages`, at their end, came from the kvstore."""
+    """How many of `pages`, mostly those at their end, came from the kvstore."""
+    disk: int = 0
+    """Those of them that the kvstore had on disk only."""
     checkpoint: Checkpoint | None = None
-    """Came from the kvstore too; its blocks are all in `pages`."""
+    """Came from the kvstore too, or waited here for its blocks; these are all in `pages`."""
     again: bool = False
     """The store has something, but there was no room for it just now, or the request that loads it gave up; nothing
     was loaded."""
@@ -35,9 +38,12 @@ class _Restore:
     request_id: str
     chain: BlockChain
     pages: list[int]
-    """Held: first the blocks that the device had, then those that are loaded."""
-    on_device: int
+    """Held, a page a block; _HOLE where the device has not got it."""
+    wanted: list[int]
+    """Depths of the blocks to load, ascending."""
     trace: str
+    owner: Owner
+    """The session of its request."""
     asked: bytes
     """Name of the first block that the device has not; empty where it has all."""
     marks: tuple[Mark, ...]
@@ -46,18 +52,27 @@ class _Restore:
     """The one to load."""
     keys: int = 0
     """Objects asked for in the lease."""
+    kept: Checkpoint | None = None
+    """Pinned: that of `mark`, where it is on the device and only blocks of it are not."""
     slot: int = -1
     """Held, for the state."""
     tail: int = -1
     """Held, for the checkpoint's partial page."""
     lease: int = 0
     under_way: int = 0
+    from_disk: set[int] = field(default_factory=set)
+    """Indices into `pages` that the kvstore had on disk only."""
     missing: set[int] = field(default_factory=set)
-    """Indices into `pages` that could not be loaded; STATE for the checkpoint."""
+    """Indices into `pages` that could not be loaded; _STATE for the checkpoint."""
     abandoned: bool = False
+
+    def names(self) -> list[Key]:
+        """Of the blocks to load."""
+        return [self.chain.block(depth).name for depth in self.wanted]
 
 
 _STATE = -1
+_HOLE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,33 +142,55 @@ class Restores:
 
     def held(self, request_id: str) -> int:
         """Pages that a request's restore holds."""
-        return len(self._of[request_id].pages)
+        return sum(page != _HOLE for page in self._of[request_id].pages)
 
-    def ask(self, request_id: str, chain: BlockChain, pages: list[int], trace: str, marks: Sequence[Mark] = ()) -> None:
+    def ask(
+        self,
+        request_id: str,
+        chain: BlockChain,
+        pages: list[int],
+        owner: Owner,
+        trace: str = "",
+        marks: Sequence[Mark] = (),
+    ) -> None:
         """Look for the chain's blocks behind `pages`, whose hold passes to the restore; with `marks` (the deepest
         first) for a checkpoint at one of these and the blocks up to it."""
         tag = next(self._tags)
-        names = [chain.block(depth).name for depth in range(len(pages), chain.full)]
-        asked = names[0] if names else b""
-        restore = _Restore(request_id, chain, pages, len(pages), trace, asked, tuple(marks))
+        found = list(pages)
+        wanted: list[int] = []
+        for depth in range(len(pages), chain.full):
+            page = self._pool.find(chain.block(depth).name)
+            if page is None:
+                wanted.append(depth)
+                found.append(_HOLE)
+            else:  # behind a hole
+                self._pool.acquire((page,))
+                found.append(page)
+        asked = chain.block(wanted[0]).name if wanted else b""
+        restore = _Restore(request_id, chain, found, wanted, trace, owner, asked, tuple(marks))
         self._asked[tag] = restore
         self._of[request_id] = restore
         if asked:
             self._first_names.add(asked)
         if not marks:
-            restore.keys = len(names)
-            self._kv.lease(tag, names, trace)
+            restore.keys = len(wanted)
+            self._kv.lease(tag, restore.names(), trace)
         else:
-            self._kv.lookup(tag, [*names, *(mark.key for mark in marks)])
+            self._kv.lookup(tag, [*restore.names(), *(mark.key for mark in marks)])
 
     def looked_up(self, message: KvStates) -> None:
         restore = self._answered(message.tag)
         blocks = len(message.states) - len(restore.marks)
-        hits = next((index for index in range(blocks) if message.states[index] != "hit"), blocks)
-        reach = restore.on_device + hits
-        states = zip(restore.marks, message.states[blocks:], strict=True)
-        mark = next((mark for mark, state in states if state == "hit" and mark.full <= reach), None)
-        if restore.abandoned or mark is None or self._kv.arena is None:
+        if restore.abandoned or self._kv.arena is None:
+            self._end(restore)
+            return
+        states = zip(restore.wanted, message.states[:blocks], strict=True)
+        reach = next((depth for depth, state in states if state != "hit"), restore.chain.full)
+        for mark, state in zip(restore.marks, message.states[blocks:], strict=True):
+            kept = self._kept(mark)
+            if mark.full <= reach and (state == "hit" or kept is not None):
+                break
+        else:
             self._end(restore)
             return
         if mark.key in self._followers:
@@ -161,11 +198,31 @@ class Restores:
             return
         restore.mark = mark
         self._followers[mark.key] = []
-        names = [restore.chain.block(depth).name for depth in range(restore.on_device, mark.full)]
-        restore.keys = len(names) + 1
+        self._shrink(restore, mark.full)
+        if kept is not None:
+            restore.kept = kept
+            self._checkpoints.pin(kept)
+        names = restore.names() if kept is not None else [*restore.names(), mark.key]
+        if not names:  # all has come meanwhile
+            self._end(restore)
+            return
+        restore.keys = len(names)
         tag = next(self._tags)
         self._asked[tag] = restore
-        self._kv.lease(tag, [*names, mark.key], restore.trace)
+        self._kv.lease(tag, names, restore.trace)
+
+    def _kept(self, mark: Mark) -> Checkpoint | None:
+        """The checkpoint there, where the device has its state and its tail."""
+        checkpoint = self._checkpoints.named(mark.key)
+        if checkpoint is None or (mark.tail and self._checkpoints.tail(checkpoint) < 0):
+            return None
+        return checkpoint
+
+    def _shrink(self, restore: _Restore, blocks: int) -> None:
+        """Only the first so many blocks are wanted."""
+        self._pool.release(page for page in restore.pages[blocks:] if page != _HOLE)
+        del restore.pages[blocks:]
+        restore.wanted = [depth for depth in restore.wanted if depth < blocks]
 
     def leased(self, message: KvLeased) -> None:
         restore = self._answered(message.tag)
@@ -175,26 +232,35 @@ class Restores:
         if restore.abandoned or message.arena is None or useless:
             self._end(restore)
             return
-        blocks = len(extents) - (restore.mark is not None)
-        # Others may have computed or restored some of these blocks meanwhile.
-        found = self._cache.match(restore.chain, restore.on_device)[:blocks]
-        self._pool.acquire(found)
-        restore.pages += found
-        restore.on_device += len(found)
-        wanted = extents[len(found) : blocks]
-        tails = int(restore.mark is not None and bool(restore.mark.tail))
-        if len(wanted) + tails > self._pool.available or not self._take_slot(restore):
+        state = restore.mark is not None and restore.kept is None
+        blocks = len(extents) - state
+        if blocks < len(restore.wanted):
+            self._shrink(restore, restore.wanted[blocks])
+        loads: dict[int, tuple[Extent, ...]] = {}
+        for index, depth in enumerate(restore.wanted):
+            page = self._pool.find(restore.chain.block(depth).name)
+            if page is None:
+                loads[depth] = extents[index]
+                if index in message.from_disk:
+                    restore.from_disk.add(depth)
+            else:  # others have computed or restored it meanwhile
+                self._pool.acquire((page,))
+                restore.pages[depth] = page
+        restore.wanted = list(loads)
+        tails = int(state and restore.mark is not None and bool(restore.mark.tail))
+        if len(loads) + tails > self._pool.available or not (not state or self._take_slot(restore)):
             self._end(restore, again=True)
             return
-        first = len(restore.pages)
-        restore.pages += self._pool.allocate(len(wanted))
-        loads = [_Load(restore, index, message.arena, where) for index, where in enumerate(wanted, first)]
-        if restore.mark is not None:
-            restore.tail = self._pool.allocate(1)[0] if tails else -1
-            loads.append(_Load(restore, _STATE, message.arena, extents[-1]))
+        pages = self._pool.allocate(len(loads), restore.owner.session)
+        for depth, page in zip(loads, pages, strict=True):
+            restore.pages[depth] = page
+        self._ready += [_Load(restore, depth, message.arena, where) for depth, where in loads.items()]
         restore.under_way = len(loads)
-        self._ready += loads
-        if not loads:
+        if state:
+            restore.tail = self._pool.allocate(1, restore.owner.session)[0] if tails else -1
+            self._ready.append(_Load(restore, _STATE, message.arena, extents[-1]))
+            restore.under_way += 1
+        if not restore.under_way:
             self._end(restore)
 
     def _answered(self, tag: int) -> _Restore:
@@ -204,10 +270,8 @@ class Restores:
         return restore
 
     def _take_slot(self, restore: _Restore) -> bool:
-        """Get what a checkpoint is loaded to. True too where none is to be loaded."""
-        if restore.mark is None:
-            return True
-        slot = self._checkpoints.take()
+        """Get what a state is loaded to."""
+        slot = self._checkpoints.take(restore.owner.session)
         restore.slot = -1 if slot is None else slot
         return slot is not None
 
@@ -220,11 +284,13 @@ class Restores:
                 self._ended.remove(restored)
                 self._pool.release(restored.pages)
                 if restored.checkpoint is not None:
-                    self._checkpoints.unpin(restored.checkpoint, used=False)
+                    self._checkpoints.unpin(restored.checkpoint)
                 return
         if restore.under_way == 0:  # not answered yet, or waiting for another one's end
-            self._pool.release(restore.pages)
-            restore.pages, restore.on_device = [], 0
+            self._shrink(restore, 0)
+            if restore.kept is not None:
+                self._checkpoints.unpin(restore.kept)
+                restore.kept = None
             return
         waiting = [load for load in self._ready if load.restore is restore]
         self._ready = deque(load for load in self._ready if load.restore is not restore)
@@ -277,22 +343,32 @@ class Restores:
         if restore.lease:
             self._kv.release(restore.lease)
         self._first_names.discard(restore.asked)
-        lost = [index for index in restore.missing if index != _STATE]
+        lost = [
+            depth for depth in range(len(restore.pages)) if restore.pages[depth] == _HOLE or depth in restore.missing
+        ]
         whole = min(lost, default=len(restore.pages))
-        for index in range(restore.on_device, whole):
-            restore.pages[index], _ = self._cache.insert(restore.chain.block(index), restore.pages[index])
-        self._pool.release(restore.pages[whole:], used=False)
+        loaded = [depth for depth in restore.wanted if depth < whole]
+        for depth in loaded:
+            block = restore.chain.block(depth)
+            restore.pages[depth], _ = self._cache.insert(block, restore.pages[depth], restore.owner)
+            self._pool.kept_elsewhere(block.name)
         pages = restore.pages[:whole]
+        self._shrink(restore, whole)
         checkpoint = self._publish(restore)
+        if restore.kept is not None and (restore.abandoned or again):
+            self._checkpoints.unpin(restore.kept)
+            restore.kept = None
         if restore.abandoned:
             self._pool.release(pages)
         else:
             if checkpoint is not None:
                 self._checkpoints.pin(checkpoint)
-            self._ended.append(Restored(restore.request_id, pages, whole - restore.on_device, checkpoint, again))
+            disk = sum(depth < whole for depth in restore.from_disk)
+            going_on = checkpoint or restore.kept
+            self._ended.append(Restored(restore.request_id, pages, len(loaded), disk, going_on, again))
         if restore.mark is not None:
             for follower in self._followers.pop(restore.mark.key):
-                self._end(follower, again=checkpoint is None)
+                self._end(follower, again=checkpoint is None and restore.kept is None)
 
     def _publish(self, restore: _Restore) -> Checkpoint | None:
         """Make a checkpoint of what was loaded, if all of it was."""
@@ -302,12 +378,13 @@ class Restores:
         if restore.missing:
             self._checkpoints.give_back(restore.slot)
         else:
-            self._checkpoints.publish(restore.mark, restore.slot, restore.tail)
+            self._checkpoints.publish(restore.mark, restore.slot, restore.tail, owner=restore.owner)
+            self._pool.kept_elsewhere(restore.mark.key)
             checkpoint = self._checkpoints.named(restore.mark.key)
             assert checkpoint is not None  # ours, or one that came from elsewhere meanwhile
             checkpoint.stored = True
             self.loaded_checkpoints += 1
         if restore.tail >= 0:
-            self._pool.release((restore.tail,), used=False)
+            self._pool.release((restore.tail,))
         restore.slot = restore.tail = -1
         return checkpoint

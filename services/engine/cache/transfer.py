@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -78,8 +78,10 @@ class _HostMemory:
         self._register = device.type == "cuda"
         self._registered: set[int] = set()
 
-    def slices(self, offset: int, length: int) -> Iterator[Tensor]:
-        """The bytes [offset, offset + length), cut where pieces meet, so that one copy never spans two."""
+    def slices(self, offset: int, length: int) -> Iterator[tuple[Tensor, bool]]:
+        """The bytes [offset, offset + length), cut where pieces meet, so that one copy never spans two; and whether
+        they can be copied only by way of other memory. That is so where this has not locked them: somebody else may
+        have locked a part, and CUDA refuses a copy that begins inside such a part and ends outside."""
         assert self._bytes is not None, "closed"
         end = offset + length
         while offset < end:
@@ -87,7 +89,7 @@ class _HostMemory:
             cut = min(end, (piece + 1) * _PIECE)
             if self._register and piece not in self._registered:
                 self._lock(piece)
-            yield self._bytes[offset:cut]
+            yield self._bytes[offset:cut], self._device.type == "cuda" and piece not in self._registered
             offset = cut
 
     def _lock(self, piece: int) -> None:
@@ -95,7 +97,7 @@ class _HostMemory:
         memory = self._bytes[piece * _PIECE : (piece + 1) * _PIECE]
         error = int(_cuda().cudaHostRegister(memory.data_ptr(), len(memory), 0))
         if error:
-            # Copies from pageable memory are slow and hold the loop up, but right.
+            # Copies by way of pageable memory are slow and hold the loop up, but right.
             log.warning("cannot page-lock the kvstore's arena (CUDA error %d): offload will be slow", error)
             self._register = False
             _forget_error(self._device)
@@ -110,6 +112,25 @@ class _HostMemory:
             self._bytes = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    kind: Literal["load", "store"]
+    part: Tensor
+    """On the device, uint8 [bytes]."""
+    host: Tensor
+    """Its place in the arena, uint8 [bytes]."""
+    staged: bool
+    """By way of memory of PyTorch's own."""
+
+    def enqueue(self) -> None:
+        """On the current stream; staged it is over when this returns."""
+        source, target = (self.host, self.part) if self.kind == "load" else (self.part, self.host)
+        if self.staged:
+            target.copy_(source.to("cpu", copy=True))
+        else:
+            target.copy_(source, non_blocking=True)
+
+
 class _Arenas:
     """The arenas met so far, each made a tensor once and let go with its last user."""
 
@@ -117,11 +138,10 @@ class _Arenas:
         self._device = device
         self._memories: weakref.WeakKeyDictionary[Arena, _HostMemory] = weakref.WeakKeyDictionary()
 
-    def pairs(self, parts: Sequence[Tensor], transfer: Transfer) -> Iterator[tuple[Tensor, Tensor]]:
-        """(piece of a part, its place in the arena), uint8 of equal length. The parts, uint8 [bytes] each, follow each
-        other in the transfer's extents.
+    def copies(self, parts: Sequence[Tensor], transfer: Transfer) -> Iterator[_Copy]:
+        """The parts, uint8 [bytes] each, follow each other in the transfer's extents.
 
-        Raises ValueError, before the first pair, when parts and extents are not of the same size.
+        Raises ValueError, before the first copy, when parts and extents are not of the same size.
         """
         length, needed = sum(extent.length for extent in transfer.extents), sum(map(len, parts))
         if length != needed:
@@ -133,12 +153,12 @@ class _Arenas:
         waiting = iter(parts)
         part = next(waiting)
         for extent in transfer.extents:
-            for host in memory.slices(extent.offset, extent.length):
+            for host, staged in memory.slices(extent.offset, extent.length):
                 while len(host):
                     if not len(part):
                         part = next(waiting)
                     size = min(len(part), len(host))
-                    yield part[:size], host[:size]
+                    yield _Copy(transfer.kind, part[:size], host[:size], staged)
                     part, host = part[size:], host[size:]
 
     def _memory(self, arena: Arena) -> _HostMemory:
@@ -181,8 +201,8 @@ class CpuTransfers:
     def start(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:
             try:
-                for part, host in self._arenas.pairs(_parts(transfer, self._pages, self._states), transfer):
-                    _copy(transfer, part, host)
+                for copy in self._arenas.copies(_parts(transfer, self._pages, self._states), transfer):
+                    copy.enqueue()
                 self._done.append(transfer.id)
             except (ValueError, IndexError, RuntimeError) as error:
                 _warn(transfer, error)
@@ -234,8 +254,8 @@ class CudaTransfers:
             stream = self._streams[transfer.kind]
             with torch.cuda.stream(stream):
                 try:
-                    for part, host in self._arenas.pairs(_parts(transfer, self._pages, self._states), transfer):
-                        _copy(transfer, part, host)
+                    for copy in self._arenas.copies(_parts(transfer, self._pages, self._states), transfer):
+                        copy.enqueue()
                 except (ValueError, IndexError, RuntimeError) as error:
                     _warn(transfer, error)
                     failed = True
@@ -261,13 +281,6 @@ class CudaTransfers:
             for queue in self._pending.values():
                 queue.clear()
             self._arenas.close()
-
-
-def _copy(transfer: Transfer, part: Tensor, host: Tensor) -> None:
-    if transfer.kind == "load":
-        part.copy_(host, non_blocking=True)
-    else:
-        host.copy_(part, non_blocking=True)
 
 
 def _warn(transfer: Transfer, error: Exception) -> None:

@@ -11,6 +11,7 @@ from services.engine.cache.checkpoints import Checkpoint, Checkpoints
 from services.engine.cache.kv_client import KvClient
 from services.engine.cache.recompute_cost import RecomputeCost
 from services.engine.mailbox import KvReserved
+from services.protocol import worth
 from services.protocol.kv import Entry, Extent, Key
 
 
@@ -94,19 +95,30 @@ class WriteThrough:
             return
         if isinstance(what, Block):
             self._offered.append(what)
+            self._pool.to_be_kept(what.name, True)
         else:
             self._offered_states.append(what)
+            self._expect(what, True)
             self._pin_states()
 
     def connected(self) -> None:
         """A store is there that knows nothing of what we hold."""
+        self._pool.kept_here_only()
         self._offered = deque(self._pool.blocks())
+        for block in self._offered:
+            self._pool.to_be_kept(block.name, True)
         self._offered_states = deque(self._checkpoints.all())
+        for checkpoint in self._offered_states:
+            self._expect(checkpoint, True)
 
     def ask(self) -> None:
         """Reserve room for as many offered blocks and checkpoints as may be under way, blocks first: a checkpoint
         without its blocks is of no use there either."""
         if self._kv.arena is None:
+            for block in self._offered:
+                self._pool.to_be_kept(block.name, False)
+            for checkpoint in self._offered_states:
+                self._expect(checkpoint, False)
             self._offered.clear()
             self._offered_states.clear()
         stores: list[_Store] = []
@@ -133,35 +145,61 @@ class WriteThrough:
         while self._offered_states and self._busy_states < self._state_limit:
             checkpoint = self._offered_states.popleft()
             key, waste = checkpoint.mark.key, checkpoint.superseded or checkpoint.stored
-            if waste or key in self._busy or not self._checkpoints.usable(checkpoint):
+            if key in self._busy:
+                continue
+            if waste or not self._checkpoints.of_use(checkpoint):
+                self._expect(checkpoint, False)
                 continue
             self._checkpoints.pin(checkpoint)
             self._busy.add(key)
             self._busy_states += 1
             self._pinned.append(_Store(checkpoint, key, self._checkpoints.tail(checkpoint), checkpoint.slot))
 
+    def _expect(self, checkpoint: Checkpoint, pending: bool) -> None:
+        """Whether a checkpoint is about to be copied: slot and tail had better stay until it is."""
+        checkpoint.pending = pending
+        self._pool.to_be_kept(checkpoint.mark.key, pending)
+
     def _entry(self, store: _Store) -> Entry:
         what = store.what
         if isinstance(what, Block):
-            return Entry(key=what.name, length=self._page_bytes, cost=self._cost.of(what.depth), parent=what.parent)
+            owner = None if self._pool.shared(what.name) else self._pool.owner(what.name)
+            return Entry(
+                key=what.name,
+                length=self._page_bytes,
+                cost=self._cost.of(what.depth),
+                parent=what.parent,
+                chance=worth.SHARED if owner is None else owner.chance,
+            )
         mark = what.mark
+        owner = None if what.shared else what.owner
         return Entry(
             key=store.key,
             length=self._state_bytes + (self._page_bytes if mark.tail else 0),
             cost=self._cost.between(what.base, mark.position),
             parent=mark.block if mark.full else b"",
+            chance=worth.SHARED if owner is None else owner.chance,
         )
 
     def reserved(self, message: KvReserved) -> None:
         stores = self._asked.pop(message.tag, None)
         if stores is None:
             raise ValueError(f"a reply to reserve {message.tag}, which was not asked or is answered already")
+        nothing = sum(extents is None for extents in message.extents)
         for index, store in enumerate(stores):
             extents = message.extents[index] if index < len(message.extents) else None
             if extents is not None and message.arena is not None:
                 self._ready.append(_Copy(store, message.arena, extents))
-            else:
-                self._end(store, again=False)
+                continue
+            if message.arena is not None and message.full in (0, nothing):  # else nobody knows which of them it has
+                self._kept(store, refused=message.full > 0)
+            self._end(store, again=False)
+
+    def _kept(self, store: _Store, refused: bool = False) -> None:
+        """The kvstore has it; `refused`: it will not."""
+        self._pool.kept_elsewhere(store.key, refused)
+        if isinstance(store.what, Checkpoint):
+            store.what.stored = not refused
 
     def transfer(self) -> Transfer | None:
         """The next copy to start."""
@@ -188,8 +226,8 @@ class WriteThrough:
             current = copy.arena is self._kv.arena
             if current and transfer_id in done:
                 committed.append(store.key)
+                self._kept(store)
                 if isinstance(store.what, Checkpoint):
-                    store.what.stored = True
                     self.stored_checkpoints += 1
                 else:
                     self.stored += 1
@@ -205,8 +243,10 @@ class WriteThrough:
         self._busy.discard(store.key)
         if isinstance(store.what, Checkpoint):
             self._busy_states -= 1
-            self._checkpoints.unpin(store.what, used=False)
+            self._expect(store.what, False)
+            self._checkpoints.unpin(store.what)
         else:
-            self._pool.release((store.page,), used=False)
+            self._pool.to_be_kept(store.key, False)
+            self._pool.release((store.page,))
         if again:
             self.offer(store.what)
