@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from services.cli import engine_tool, up
+from services.cli import cache, engine_tool, up
 from services.cli.release import release
 from services.settings import PREFIX, variable
 
@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     packer.set_defaults(run=_pack)
     planner = commands.add_parser("plan", help="show what a model takes on a GPU, and what fits", add_help=False)
     planner.set_defaults(run=_plan)
+    _add_cache(commands)
     told = commands.add_parser("version", help="print the version")
     told.set_defaults(run=_version)
     return parser
@@ -62,6 +63,7 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     option("--kv-pages", "kv_pages", "device pages of 64 tokens", "N")
     option("--kv-size", "kv_arena", "host memory for cache blocks, like 4GiB", "SIZE")
+    option("--kv-disk", "kv_disk", "disk below that memory, like /var/lib/samovar/kv:64GiB", "FOLDER:SIZE")
     parser.add_argument(
         "--no-kvstore",
         dest=variable("kvstore"),
@@ -78,10 +80,27 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
 
 
+def _add_cache(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="show which contexts the engines have cached",
+        description="Show the tree of contexts that the engines of a running stack have cached.",
+        epilog="docs/cache.md says how to read it.",
+    )
+    parser.add_argument("--url", help="of the gateway; else the stack that runs on this machine", metavar="URL")
+    parser.add_argument("--key", help=f"an API key of it; else the first of {variable('api_keys')}", metavar="KEY")
+    parser.add_argument("--json", action="store_true", help="print what the gateway answers, for programs")
+    parser.set_defaults(run=_cache)
+
+
 def _up(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return up.run(
         {name: text for name, text in vars(arguments).items() if name.startswith(PREFIX) and text is not None}
     )
+
+
+def _cache(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    return cache.run(arguments.url, arguments.key, arguments.json)
 
 
 def _pack(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

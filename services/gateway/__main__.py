@@ -13,7 +13,7 @@ from services.gateway.app import Deps, create_app
 from services.gateway.config import GatewayConfig
 from services.gateway.engine_client import EngineClient
 from services.gateway.serve import PortInUse, UvicornServer, listen, serve, url
-from services.gateway.sessions import CallBounds, ResponseBounds, SessionStore
+from services.gateway.sessions import ResponseBounds, RowBounds, SessionStore
 
 SWITCH_SECONDS = 0.001
 
@@ -32,7 +32,8 @@ async def run(config: GatewayConfig) -> None:
             config.database,
             config.session_rows,
             responses=ResponseBounds(config.response_rows, config.response_bytes),
-            calls=CallBounds(config.call_rows, config.call_bytes),
+            calls=RowBounds(config.call_rows, config.call_bytes),
+            answers=RowBounds(config.answer_rows, config.answer_bytes),
         ),
     )
     # What is there by now stays: a full collection looks at it no more, which would stop all streams for 70 ms.

@@ -9,16 +9,20 @@ from typing import Any
 from litestar import Litestar, Request, Response, Router
 from litestar.config.cors import CORSConfig
 
+from services.gateway.answer_memory import AnswerMemory
 from services.gateway.anthropic import errors as anthropic
 from services.gateway.asking import Asking
 from services.gateway.auth import ApiKeys
 from services.gateway.call_memory import CallMemory
 from services.gateway.config import GatewayConfig
+from services.gateway.divergence import Contexts
 from services.gateway.engine_client import EngineClient
 from services.gateway.errors import ApiError, as_api_error, as_response
 from services.gateway.metrics import Metrics
 from services.gateway.prompt.languages import Languages
+from services.gateway.recollection import Recollection
 from services.gateway.responses.store import ResponseStore
+from services.gateway.routes.cache import cache_route
 from services.gateway.routes.chat import ChatRoute
 from services.gateway.routes.completions import CompletionsRoute
 from services.gateway.routes.health import health_routes
@@ -50,7 +54,17 @@ def create_app(deps: Deps) -> Litestar:
     metrics = Metrics(engines, sessions, lambda: len(open_answers))
     languages = Languages(engines.tokenizer)
     served = ServedModels(engines, deps.config.model_aliases)
-    asking = Asking(deps.config, engines, languages, served, sessions, CallMemory(sessions), metrics, open_answers)
+    asking = Asking(
+        deps.config,
+        engines,
+        languages,
+        served,
+        sessions,
+        Recollection(CallMemory(sessions), AnswerMemory(sessions)),
+        Contexts(),
+        metrics,
+        open_answers,
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncGenerator[None, None]:
@@ -89,6 +103,7 @@ def create_app(deps: Deps) -> Litestar:
             *ResponsesRoute(asking, ResponseStore(sessions)).handlers(),
             *model_routes(served),
             *session_routes(sessions),
+            cache_route(engines),
         ],
     )
     return Litestar(

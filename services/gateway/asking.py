@@ -5,41 +5,45 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 from litestar.types import ASGIApp
 
-from services.gateway.call_memory import CallMemory
 from services.gateway.config import GatewayConfig
 from services.gateway.conversation import Conversation, Question, RawPrompt
 from services.gateway.dispatch import HASH_INLINE_TOKENS
+from services.gateway.divergence import Contexts, parting
 from services.gateway.engine_client import EngineClient
 from services.gateway.engine_errors import EngineError, NoEngine
 from services.gateway.errors import as_api_error, from_engine, invalid, too_long, unavailable
 from services.gateway.ledger import Ledger
 from services.gateway.metrics import Metrics
 from services.gateway.output.answer import Answer
-from services.gateway.output.heard_calls import HeardCalls
 from services.gateway.output.parser import OutputParser
 from services.gateway.output.structure import OPEN_CALL
 from services.gateway.output.tool_arguments import Tools
+from services.gateway.prompt.client_headers import without_headers
 from services.gateway.prompt.language import Language, Prompt, PromptTooLong
 from services.gateway.prompt.languages import Languages
 from services.gateway.prompt.presets import sampling_defaults
 from services.gateway.prompt.template import TemplateFailed
+from services.gateway.recollection import Recollection
 from services.gateway.renderer import Renderer
 from services.gateway.resends import Identity, Running
 from services.gateway.sampling import sampling_params
 from services.gateway.served import ServedModels
 from services.gateway.sessions.lineage import opening_digest
 from services.gateway.sessions.store import SessionStore
+from services.gateway.standing import Errand, Errands
 from services.gateway.stream import SHUTTING_DOWN, EventStream, OpenAnswers, WholeAnswer
 from services.gateway.token_stream import TokenStream
+from services.gateway.turns import Turns
 from services.protocol import hashing
 from services.protocol.events import ModelCard
-from services.protocol.generate import SamplingParams, pack_ids
+from services.protocol.generate import FinishReason, SamplingParams, pack_ids
 from services.protocol.hashing import BlockHash
 
 
@@ -68,10 +72,12 @@ class Asking:
     languages: Languages
     served: ServedModels
     sessions: SessionStore
-    calls: CallMemory
+    memory: Recollection
+    contexts: Contexts
     metrics: Metrics
     open_answers: OpenAnswers
     running: Running = field(default_factory=Running)
+    errands: Errands = field(default_factory=Errands)
 
     async def ask(self, question: Question, arrival: Arrival) -> Answer:
         """The answer, which an engine has begun. Its ledger is opened and closed with it, or here when the question
@@ -109,7 +115,7 @@ class Asking:
         """The prompt that `ask` would send, however long. Raises ApiError."""
         card = self.served.card(question.model)
         language = await self.language(card)
-        return (await self._prompt(question, sys.maxsize, card, language)).ids
+        return (await self._prompt(self._for_model(question), sys.maxsize, card, language)).ids
 
     async def language(self, card: ModelCard) -> Language:
         """Raises ApiError."""
@@ -120,6 +126,7 @@ class Asking:
 
     async def _ask(self, question: Question, card: ModelCard, ledger: Ledger, identity: Identity | None) -> Answer:
         language = await self.language(card)
+        question = self._for_model(question)
         try:
             prompt = await self._prompt(question, card.max_model_len, card, language)
         except PromptTooLong as error:
@@ -144,18 +151,34 @@ class Asking:
         else:
             packed, names = _packed_and_named(prompt.ids, root, card.block_tokens)
         ledger.asked(sampling, self._session(question, chat, names), question.stream)
+        errand = self.errands.of(question, ledger.session_id)
+        turns = Turns.of(language.token_id, chat.messages, chat.tools)
+        near = self.contexts.near(root, errand.session_id, self.sessions.parent(ledger.session_id))
+        if len(prompt.ids) > HASH_INLINE_TOKENS:
+            ledger.parting = await asyncio.to_thread(parting, packed, near, turns)
+        else:
+            ledger.parting = parting(packed, near, turns)
         earlier = self.running.joinable(identity, packed) if identity is not None else None
         if earlier is not None:
             stream = earlier.hand_over()
         else:
-            stream = await self._generate(question, card, prompt, sampling, ledger)
+            stream = await self._generate(question, card, prompt, sampling, ledger, errand)
+        context = self.contexts.began(root, errand.session_id, packed, turns)
         parser = OutputParser(
             language.token_bytes,
             question.stops,
             thinking=prompt.opens_thoughts,
             tools=Tools(chat.tools) if chat.may_call else None,
         )
-        answer = Answer(stream, parser, ledger, HeardCalls(card.tokenizer_digest, self.calls.keep))
+        answer = Answer(
+            stream,
+            parser,
+            ledger,
+            self.memory.heard_calls(card),
+            partial(self.contexts.ended, root, context),
+            self.memory.heard_answer(chat, question.cache_salt, card, prompt, stream, ledger.request_id),
+            partial(self._left, errand),
+        )
         if identity is not None:
             self.running.add(identity, answer)
         return answer
@@ -165,16 +188,27 @@ class Asking:
         asked = question.prompt
         if isinstance(asked, RawPrompt):
             return await language.raw_prompt(asked.prompt, limit)
-        calls = await self.calls.of(asked.messages, card.tokenizer_digest)
+        known = await self.memory.of(asked, question.cache_salt, card)
         try:
             return await language.prompt(
-                asked.messages, limit, tools=asked.tools, variables=asked.variables, calls=calls
+                asked.messages,
+                limit,
+                tools=asked.tools,
+                variables=asked.variables,
+                calls=known.calls,
+                answers=known.answers,
             )
         except TemplateFailed as error:
             raise invalid(f"The messages do not fit the model's chat template: {error}", "messages") from error
 
     async def _generate(
-        self, question: Question, card: ModelCard, prompt: Prompt, sampling: SamplingParams, ledger: Ledger
+        self,
+        question: Question,
+        card: ModelCard,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        ledger: Ledger,
+        errand: Errand,
     ) -> TokenStream:
         try:
             return await self.engines.generate(
@@ -183,13 +217,26 @@ class Asking:
                 sampling,
                 request_id=ledger.request_id,
                 cache_salt=question.cache_salt,
-                session_id=ledger.session_id,
+                session_id=errand.session_id,
+                standing=errand.expected,
                 tokenizer_digest=card.tokenizer_digest,
                 hints=prompt.hints,
                 span=ledger.span,
             )
         except EngineError as error:
             raise from_engine(error, len(prompt.ids), card.max_model_len) from error
+
+    def _for_model(self, question: Question) -> Question:
+        """Without what its client wrote into it for other readers."""
+        asked = question.prompt
+        if isinstance(asked, RawPrompt) or not self.config.strip_client_headers:
+            return question
+        return replace(question, prompt=replace(asked, messages=without_headers(asked.messages)))
+
+    def _left(self, errand: Errand, finish: FinishReason, calls: int) -> None:
+        """Tell the engines what an answer has made of its session."""
+        if (standing := errand.left(finish, calls)) != errand.expected:
+            self.engines.note(errand.session_id, standing)
 
     def _session(self, question: Question, chat: Conversation, names: Sequence[BlockHash]) -> str:
         opening = opening_digest(_opening(chat.messages)) if chat.messages else b""

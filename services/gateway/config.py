@@ -52,6 +52,24 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     call_bytes: Annotated[ByteSize, describe("Size of all those calls together; the same go first.")] = ByteSize(
         64 * 2**20
     )
+    answer_rows: Annotated[
+        int,
+        describe(
+            "Answers kept in the database as the token ids that were generated, for prompts in which they come back; "
+            "the oldest go first.",
+            ge=0,
+        ),
+    ] = 50_000
+    answer_bytes: Annotated[ByteSize, describe("Size of all those answers together; the same go first.")] = ByteSize(
+        64 * 2**20
+    )
+    strip_client_headers: Annotated[
+        bool,
+        describe(
+            "Leave out of system messages the line that Claude Code writes in front for Anthropic's accounting: it may "
+            "change with every request, and the whole prompt would be computed anew."
+        ),
+    ] = True
     default_max_tokens: Annotated[
         int, describe("Output tokens of a request that sets no limit; 0 allows what the context holds.", ge=0)
     ] = 0

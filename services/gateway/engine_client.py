@@ -24,8 +24,16 @@ from services.gateway.engines import Engine, Engines
 from services.gateway.recovery import Recovery
 from services.gateway.token_stream import Chunk, TokenStream
 from services.protocol import codec, subjects
-from services.protocol.events import GatewayHeartbeat, ModelCard, TokenizerBundle
-from services.protocol.generate import Accepted, GenerateRequest, Rejected, SamplingParams, TokenDelta, pack_ids
+from services.protocol.events import EngineState, GatewayHeartbeat, ModelCard, SessionNote, TokenizerBundle
+from services.protocol.generate import (
+    Accepted,
+    GenerateRequest,
+    Rejected,
+    SamplingParams,
+    Standing,
+    TokenDelta,
+    pack_ids,
+)
 
 __all__ = [
     "Chunk",
@@ -101,6 +109,10 @@ class EngineClient:
         """One card a served model name, sorted by name; only of engines that are ready."""
         return self._engines.models()
 
+    def states(self) -> dict[str, EngineState]:
+        """Of each engine that is heard, by its id."""
+        return {engine.engine_id: engine.state for engine in self._engines.all()}
+
     def known(self, model: str) -> bool:
         """Whether an engine with this model was ever heard: then its absence is a 503 and no 404."""
         return self._engines.known(model)
@@ -124,6 +136,7 @@ class EngineClient:
         request_id: str = "",
         cache_salt: str = "",
         session_id: str = "",
+        standing: Standing = "idle",
         tokenizer_digest: str = "",
         hints: Sequence[int] = (),
         span: trace.Span | None = None,
@@ -131,9 +144,9 @@ class EngineClient:
         """Returns when an engine has accepted; raises EngineRejected, NoEngine or RequestTooLarge.
 
         `request_id`: unique; empty draws one. `tokenizer_digest`: of the tokenizer that made `prompt`; engines with
-        another one are left out (while a model is being replaced there may be some). `hints`: as in
-        GenerateRequest. `span` becomes the parent of the engine's span. When the caller is cancelled meanwhile, so is
-        the request.
+        another one are left out (while a model is being replaced there may be some). `standing` and `hints`: as
+        in GenerateRequest. `span` becomes the parent of the engine's span. When the caller is cancelled meanwhile, so
+        is the request.
         """
         request = GenerateRequest(
             request_id=request_id or uuid.uuid4().hex,
@@ -142,6 +155,7 @@ class EngineClient:
             sampling=sampling,
             cache_salt=cache_salt,
             session_id=session_id,
+            standing=standing,
             hints=tuple(hints),
         )
         stream = TokenStream(request, telemetry.headers(span) if span is not None else None, self._send_cancel)
@@ -160,6 +174,10 @@ class EngineClient:
         if isinstance(reply, Rejected):
             raise EngineRejected(reply.reason, reply.message, reply.retry_after)
         raise NoEngine(f"No engine of {model!r} answered.")
+
+    def note(self, session_id: str, standing: Standing) -> None:
+        """Tell all engines what is to be expected of a session now. Never waits; may get lost."""
+        self.bus.post(subjects.SESSION_NOTES, codec.encode(SessionNote(session_id=session_id, standing=standing)))
 
     def _send_cancel(self, stream: TokenStream) -> None:
         self._dispatch.cancel(stream.engine_id, stream.wire_id)

@@ -7,8 +7,10 @@ from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
 
 from services import telemetry
+from services.gateway.divergence import Parting
 from services.gateway.errors import ApiError
 from services.gateway.metrics import Metrics
+from services.gateway.miss import Miss, explain
 from services.gateway.sessions.records import RequestRecord
 from services.gateway.sessions.store import SessionStore
 from services.protocol.generate import FinishReason, SamplingParams, Usage
@@ -46,6 +48,8 @@ class Ledger:
         self.engine_id = ""
         self.reasoning_tokens = 0
         """Of the output, known when it is over."""
+        self.parting: Parting | None = None
+        """Of the prompt from those before it in its session."""
         self._metrics = metrics
         self._sessions = sessions
         self._arrived = arrived
@@ -83,6 +87,10 @@ class Ledger:
                 }
             )
 
+    def explain(self, usage: Usage) -> Miss | None:
+        """Why what was computed of the prompt was not found. Ages count to the request's arrival."""
+        return explain(usage, self.parting, self._arrived_unix)
+
     def tokens(self) -> None:
         """Tokens have just arrived."""
         self._last_token = time.perf_counter()
@@ -104,7 +112,8 @@ class Ledger:
         first = self._first_token - self._arrived if self._first_token else None
         gaps = usage.output_tokens - 1
         per_token = (self._last_token - self._first_token) / gaps if first is not None and gaps > 0 else None
-        self._metrics.answered(reason, usage, first_token=first, per_token=per_token, total=end - self._arrived)
+        missed = self.explain(usage)
+        self._metrics.answered(reason, usage, missed, first_token=first, per_token=per_token, total=end - self._arrived)
         if status == CLIENT_CLOSED:
             self._metrics.disconnect(before_first_token=not self._first_token)
         elif error is not None:
@@ -119,25 +128,44 @@ class Ledger:
                 "gen_ai.usage.reasoning.output_tokens": self.reasoning_tokens,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
                 "samovar.engine.id": self.engine_id,
+                "samovar.usage.cached_device": usage.cached_device,
+                "samovar.usage.cached_host": usage.cached_host,
+                "samovar.usage.cached_disk": usage.cached_disk,
+                "samovar.usage.computed_tokens": usage.computed_tokens,
+                "samovar.usage.queue_seconds": usage.queue_seconds,
+                "samovar.usage.restore_seconds": usage.restore_seconds,
             }
+            if missed is not None:
+                attributes["samovar.missed.reason"] = missed.reason
+                attributes["samovar.missed.text"] = missed.text
+                attributes["samovar.missed.found"] = missed.found
+                attributes["samovar.missed.known"] = missed.known
             if first is not None:
                 attributes["gen_ai.response.time_to_first_chunk"] = first
             self.span.set_attributes(attributes)
         logger.info(
-            "%s %s status=%d finish=%s prompt=%d cached=%d output=%d first_token=%s total=%.3fs",
+            "%s %s status=%d finish=%s prompt=%d cached=%d (device %d, host %d, disk %d) computed=%d output=%d"
+            " queue=%.3fs restore=%.3fs first_token=%s total=%.3fs%s",
             self.request_id,
             self.model,
             status,
             reason,
             usage.prompt_tokens,
             usage.cached_tokens,
+            usage.cached_device,
+            usage.cached_host - usage.cached_disk,
+            usage.cached_disk,
+            usage.computed_tokens,
             usage.output_tokens,
+            usage.queue_seconds,
+            usage.restore_seconds,
             "-" if first is None else f"{first:.3f}s",
             end - self._arrived,
+            f" missed: {missed.text}" if missed is not None else "",
         )
-        self._close(status, usage, reason, error.message if error is not None else "")
+        self._close(status, usage, reason, error.message if error is not None else "", missed)
 
-    def _close(self, status: int, usage: Usage | None, reason: str, error: str) -> None:
+    def _close(self, status: int, usage: Usage | None, reason: str, error: str, missed: Miss | None = None) -> None:
         self._closed = True
         if self.span.is_recording():
             self.span.set_attribute("http.response.status_code", status)
@@ -156,5 +184,6 @@ class Ledger:
                 usage=usage,
                 finish_reason=reason,
                 error=error,
+                missed=missed,
             )
         )

@@ -9,6 +9,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from services.gateway.engine_client import EngineClient
+from services.gateway.miss import Miss
 from services.gateway.sessions.store import SessionStore
 from services.protocol.generate import FinishReason, Usage
 
@@ -18,6 +19,7 @@ _PREFIX = "samovar_gateway"
 _FIRST_TOKEN_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Seconds; up to five minutes, which a cold prompt of 200,000 tokens may take."""
 _PER_TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_QUEUE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5, 5, 10, 20, 60, 300)
 _REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
@@ -35,6 +37,14 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that an engine took.")
         self._output_tokens = self._counter("output_tokens", "Tokens given to clients.")
         self._cached_tokens = self._counter("cached_tokens", "Prompt tokens not computed again, by where.", "tier")
+        self._computed_tokens = self._counter("computed_tokens", "Prompt tokens run through a model.")
+        self._missed_tokens = self._counter("missed_tokens", "Prompt tokens not found in a cache, by why.", "reason")
+        self._queue = self._histogram(
+            "queue_seconds", "From arrival at the engine to the first scheduled step, restore included.", _QUEUE_BUCKETS
+        )
+        self._restore = self._histogram(
+            "restore_seconds", "Of requests that found something in the kvstore.", _QUEUE_BUCKETS
+        )
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token.", _FIRST_TOKEN_BUCKETS
         )
@@ -68,6 +78,7 @@ class Metrics:
         self,
         reason: FinishReason,
         usage: Usage,
+        missed: Miss | None,
         *,
         first_token: float | None,
         per_token: float | None,
@@ -78,7 +89,15 @@ class Metrics:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._output_tokens.inc(usage.output_tokens)
         self._cached_tokens.labels("device").inc(usage.cached_device)
-        self._cached_tokens.labels("host").inc(usage.cached_host)
+        self._cached_tokens.labels("host").inc(usage.cached_host - usage.cached_disk)
+        self._cached_tokens.labels("disk").inc(usage.cached_disk)
+        self._computed_tokens.inc(usage.computed_tokens)
+        if missed is not None:
+            for why, tokens in missed.tokens(usage.prompt_tokens).items():
+                self._missed_tokens.labels(why).inc(tokens)
+        self._queue.observe(usage.queue_seconds)
+        if usage.cached_host:
+            self._restore.observe(usage.restore_seconds)
         if first_token is not None:
             self._first_token.observe(first_token)
         if per_token is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.gateway.errors import ApiError
+from services.gateway.miss import Miss
 from services.gateway.output.pieces import Piece
 from services.protocol.generate import FinishReason, Usage
 
@@ -26,6 +27,7 @@ class Cost:
     usage: Usage
     reasoning_tokens: int
     """Of the output tokens."""
+    missed: Miss | None = None
 
 
 class Renderer(Protocol):

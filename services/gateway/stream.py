@@ -217,4 +217,5 @@ def _ending(answer: Answer, reason: FinishReason) -> Ending:
 
 
 async def _cost(answer: Answer) -> Cost:
-    return Cost(await answer.usage(), answer.reasoning_tokens)
+    usage = await answer.usage()
+    return Cost(usage, answer.reasoning_tokens, answer.ledger.explain(usage))

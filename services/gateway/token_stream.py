@@ -216,15 +216,18 @@ class TokenStream:
         if last is None:
             return Usage(prompt_tokens=prompt, output_tokens=output)
         device = min(last.cached_device, prompt)
+        host = min(last.cached_host, prompt - device)
         return Usage(
             prompt_tokens=prompt,
             output_tokens=output,
             cached_device=device,
-            cached_host=min(last.cached_host, prompt - device),
+            cached_host=host,
+            cached_disk=min(last.cached_disk, host),
             computed_tokens=last.computed_tokens,
             preemptions=last.preemptions,
             queue_seconds=last.queue_seconds,
             restore_seconds=last.restore_seconds,
             prefill_seconds=last.prefill_seconds,
             decode_seconds=last.decode_seconds,
+            missed=last.missed,
         )

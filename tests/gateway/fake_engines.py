@@ -12,13 +12,22 @@ from types import SimpleNamespace
 from opentelemetry import trace
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.bus import BusCounters
+from services.bus import BusCounters, NoReply
 from services.gateway.client_counters import ClientCounters
 from services.gateway.engine_errors import EngineError, NoEngine
 from services.gateway.output.token_bytes import _BYTE_OF
 from services.gateway.token_stream import TokenStream
-from services.protocol.events import ModelCard, SpecialTokens, TokenizerBundle
-from services.protocol.generate import FinishReason, GenerateRequest, SamplingParams, TokenDelta, Usage, pack_ids
+from services.protocol import codec, subjects
+from services.protocol.events import CacheTree, EngineState, ModelCard, SpecialTokens, TokenizerBundle
+from services.protocol.generate import (
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Standing,
+    TokenDelta,
+    Usage,
+    pack_ids,
+)
 
 MODEL = "bytes-1b"
 START, END = 256, 257
@@ -106,7 +115,9 @@ class FakeEngines:
 
     def __init__(self, cards: Sequence[ModelCard] | None = None, text_side: TokenizerBundle | None = None) -> None:
         self.counters = ClientCounters()
-        self.bus = SimpleNamespace(counters=BusCounters())
+        self.bus = SimpleNamespace(counters=BusCounters(), request=self._request)
+        self.trees: dict[str, CacheTree] = {}
+        """Of the engines that answer; there are others."""
         self.cards = [card()] if cards is None else list(cards)
         self.text_side = text_side or bundle()
         self.missing = "" if self.cards else "no engine has been heard"
@@ -116,6 +127,8 @@ class FakeEngines:
         self.answer_cancel = True
         self.fetched = 0
         self.calls: list[Call] = []
+        self.notes: list[tuple[str, Standing]] = []
+        self._noted: asyncio.Queue[tuple[str, Standing]] = asyncio.Queue()
         self.running: list[str] = []
         self._called: asyncio.Queue[Call] = asyncio.Queue()
 
@@ -133,6 +146,14 @@ class FakeEngines:
         """The next request that reaches the engines."""
         return await asyncio.wait_for(self._called.get(), WAIT)
 
+    def note(self, session_id: str, standing: Standing) -> None:
+        self.notes.append((session_id, standing))
+        self._noted.put_nowait((session_id, standing))
+
+    async def noted(self) -> tuple[str, Standing]:
+        """The next note."""
+        return await asyncio.wait_for(self._noted.get(), WAIT)
+
     async def start(self) -> None:
         self.running.append("started")
 
@@ -141,6 +162,15 @@ class FakeEngines:
 
     def models(self) -> list[ModelCard]:
         return self.cards
+
+    def states(self) -> dict[str, EngineState]:
+        return {"engine-0": "ready", "engine-1": "ready", "engine-2": "loading"}
+
+    async def _request(self, subject: str, data: bytes, timeout: float) -> bytes:
+        for engine_id, tree in self.trees.items():
+            if subject == subjects.cache(engine_id):
+                return codec.encode(tree)
+        raise NoReply(f"no reply on {subject} within {timeout:g} s")
 
     def known(self, model: str) -> bool:
         return model in self.names
@@ -163,6 +193,7 @@ class FakeEngines:
         request_id: str = "",
         cache_salt: str = "",
         session_id: str = "",
+        standing: Standing = "idle",
         tokenizer_digest: str = "",
         hints: Sequence[int] = (),
         span: trace.Span | None = None,
@@ -170,7 +201,13 @@ class FakeEngines:
         if self.refusal is not None:
             raise self.refusal
         request = GenerateRequest(
-            request_id=request_id, gateway_id="gateway", prompt=pack_ids(prompt), sampling=sampling, hints=tuple(hints)
+            request_id=request_id,
+            gateway_id="gateway",
+            prompt=pack_ids(prompt),
+            sampling=sampling,
+            session_id=session_id,
+            hints=tuple(hints),
+            standing=standing,
         )
         cancelled = asyncio.Event()
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from services.gateway.call_memory import CallMemory
 from services.gateway.output.heard_calls import HeardCalls
-from services.gateway.sessions import CallBounds, SessionStore
+from services.gateway.sessions import RowBounds, SessionStore
 from services.gateway.sessions.records import CallRecord
 from tests.gateway.fake_engines import Call, FakeEngines
 from tests.gateway.http_gateway import Gateway, events, gateway
@@ -220,17 +220,17 @@ def written(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("bounds", "kept"),
     [
-        (CallBounds(), ["c0", "c1", "c2", "c3", "c4", "c5"]),
-        (CallBounds(rows=3), ["c3", "c4", "c5"]),
-        (CallBounds(bytes=200), ["c4", "c5"]),
-        (CallBounds(bytes=299), ["c4", "c5"]),
-        (CallBounds(rows=1, bytes=200), ["c5"]),
-        (CallBounds(bytes=99), []),
-        (CallBounds(rows=0), []),
+        (RowBounds(), ["c0", "c1", "c2", "c3", "c4", "c5"]),
+        (RowBounds(rows=3), ["c3", "c4", "c5"]),
+        (RowBounds(bytes=200), ["c4", "c5"]),
+        (RowBounds(bytes=299), ["c4", "c5"]),
+        (RowBounds(rows=1, bytes=200), ["c5"]),
+        (RowBounds(bytes=99), []),
+        (RowBounds(rows=0), []),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_the_oldest_go(tmp_path: Path, bounds: CallBounds, kept: list[str], at_once: bool) -> None:
+async def test_the_oldest_go(tmp_path: Path, bounds: RowBounds, kept: list[str], at_once: bool) -> None:
     sessions = SessionStore(str(tmp_path / "s.db"), 1000, calls=bounds)
     await sessions.start()
     for number in range(6):

@@ -251,7 +251,9 @@ async def test_marks_of_clients_name_sessions(
     headers: dict[str, str], body: dict[str, Any], session: str, parent: str | None
 ) -> None:
     async with gateway(FakeEngines().says("Hi")) as g:
-        assert (await g.chat(headers, **body)).status_code == 200
+        # An agent's own requests have tools: see test_standing.py for those that have none.
+        tools = [{"type": "function", "function": {"name": "read"}}]
+        assert (await g.chat(headers, tools=tools, **body)).status_code == 200
         assert g.engines.calls[0].session_id == session
         assert await g.deps.sessions.flush(5)
         (found,) = (await g.http.get("/api/sessions")).json()["data"]

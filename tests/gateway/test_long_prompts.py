@@ -49,14 +49,14 @@ class Held:
 
 
 def _render(monkeypatch: pytest.MonkeyPatch) -> Held:
-    held = Held(ChatTemplate.render, lambda _, messages, *__: len(messages[0]["content"]) > 10_000)
-    monkeypatch.setattr(ChatTemplate, "render", held.method())
+    held = Held(ChatTemplate.parts, lambda _, messages, *__: len(messages[0]["content"]) > 10_000)
+    monkeypatch.setattr(ChatTemplate, "parts", held.method())
     return held
 
 
 def _encode(monkeypatch: pytest.MonkeyPatch) -> Held:
-    held = Held(Language.encode, lambda _, text: len(text) > 10_000)
-    monkeypatch.setattr(Language, "encode", held.method())
+    held = Held(Language._ids, lambda _, parts: len(parts[0]) > 10_000)
+    monkeypatch.setattr(Language, "_ids", held.method())
     return held
 
 

@@ -91,7 +91,8 @@ def assemble(events: list[dict[str, Any]], parse: bool = True) -> dict[str, Any]
                 assert not open_block
                 message |= event["delta"]
                 message["usage"] = event["usage"]
-                assert {**begun, "output_tokens": 0} == {**event["usage"], "output_tokens": 0}
+                standard = {name: count for name, count in event["usage"].items() if name != "samovar"}
+                assert {**begun, "output_tokens": 0} == {**standard, "output_tokens": 0}
     assert events[-1] == {"type": "message_stop"}
     for block, text in zip(message["content"], inputs, strict=True):
         if block["type"] == "tool_use":
@@ -182,6 +183,7 @@ async def test_pings_come_at_once_and_message_start_with_the_first_token() -> No
         rest = [e for e in rest if e["type"] != "ping"]
         usage = {"input_tokens": len(call.prompt) - 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3}
         assert rest[0]["message"]["usage"] == {**usage, "output_tokens": 0}
+        assert rest[-2]["usage"].pop("samovar")["cached_host"] == 3
         assert rest[-2]["usage"] == {**usage, "output_tokens": 4}
         assert [e["type"] for e in rest] == [
             "message_start",
@@ -397,8 +399,8 @@ async def test_sessions_of_claude_code() -> None:
     async with gateway(saying("Fine.")) as g:
         await ask(g, metadata={"user_id": as_json})
         await ask(g, metadata={"user_id": "user_abc_account__session_from-mark"})
-        await ask(g, {"x-claude-code-session-id": "main"}, metadata={"user_id": as_json})
-        await ask(g, {"x-claude-code-session-id": "main", "x-claude-code-agent-id": "sub"})
+        await ask(g, {"x-claude-code-session-id": "main"}, metadata={"user_id": as_json}, tools=[READ])
+        await ask(g, {"x-claude-code-session-id": "main", "x-claude-code-agent-id": "sub"}, tools=[READ])
         assert [call.session_id for call in g.engines.calls] == ["from-json", "from-mark", "main", "main/sub"]
         assert await g.deps.sessions.flush(5)
         page = (await g.http.get("/api/sessions")).json()

@@ -64,7 +64,7 @@ def test_every_answer_is_as_described(url: str, tmp_path: Path) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert f"{27 if EXAMPLES else 18} selected" in run.stdout
+    assert f"{28 if EXAMPLES else 19} selected" in run.stdout
 
 
 async def test_the_document_names_what_agents_ask_for_and_who_needs_a_key() -> None:
@@ -84,6 +84,7 @@ async def test_the_document_names_what_agents_ask_for_and_who_needs_a_key() -> N
             ("delete", "/v1/responses/{response_id}"),
             ("get", "/v1/models/{model_id}"),
             ("post", "/tokenize"),
+            ("get", "/samovar/cache"),
         ):
             operation = paths[path][method]
             assert operation["security"] == [{"bearer": []}, {"header": []}]

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from services.gateway.openai.messages import for_template
 from services.gateway.openai.request import parse
+from services.gateway.prompt.call_frame import PROBE, CallFrame
 from services.gateway.prompt.language import Language
-from services.gateway.prompt.raw_calls import PROBE, CallFrame, same_json
+from services.gateway.prompt.same_call import same_json
 from services.gateway.prompt.template import ChatTemplate
 from services.gateway.sessions.records import CallRecord
 from tests.gateway.output_rig import CASES, call

@@ -8,6 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, event
 
+from services.gateway.miss import Miss
 from services.gateway.sessions import RequestRecord, SessionHint, SessionStore, schema
 from services.gateway.sessions.models import Base
 from services.protocol.generate import Usage
@@ -75,6 +76,37 @@ async def test_a_file_of_revision_1_keeps_its_rows(tmp_path: Path) -> None:
     assert (detail.session.turns, detail.session.prompt_tokens) == (4, 42)
     await store.close()
     assert store.dropped_rows == 0
+
+
+async def test_requests_of_revision_5_say_nothing_of_what_they_missed(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    at_revision(path, "0005")
+    with sqlite3.connect(path) as old:
+        old.execute("INSERT INTO sessions VALUES ('s', NULL, 'header', 1.0, 1.0, 1, 9, 2, 5, x'', x'')")
+        row = (1, "old", "s", "m", "e", 1.0, 0.1, 0.2, 0.3, 0.4, 9, 2, 3, 2, "stop", 200, "")
+        old.execute(f"INSERT INTO requests VALUES ({', '.join('?' * len(row))})", row)
+    old.close()
+
+    store = SessionStore(str(path), 100)
+    await store.start()
+    miss = Miss(
+        reason="diverged", text="diverged at token 4", found=3, known=3, diverged_at=4, message=-1, role="tools"
+    )
+    usage = Usage(prompt_tokens=9, output_tokens=2, cached_host=3, cached_disk=2, computed_tokens=6)
+    store.record(
+        RequestRecord(request_id="new", session_id="s", model="m", arrived=2.0, status=200, usage=usage, missed=miss)
+    )
+    assert await store.flush(5)
+    detail = await store.session("s", requests=10)
+    assert detail is not None
+    new, old_one = detail.requests
+    assert (new.cached_host, new.cached_disk, new.computed_tokens, new.missed) == (3, 2, 6, miss)
+    assert (old_one.cached_host, old_one.cached_disk, old_one.computed_tokens, old_one.missed) == (2, 0, 0, None)
+    await store.close()
+    reader = sqlite3.connect(path)
+    reasons = reader.execute("SELECT id, json_extract(missed, '$.reason') FROM requests ORDER BY number").fetchall()
+    reader.close()
+    assert reasons == [("old", None), ("new", "diverged")]
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

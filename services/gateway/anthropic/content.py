@@ -7,10 +7,6 @@ from msgspec import Struct
 
 from services.gateway.errors import invalid
 
-BILLING = "x-anthropic-billing-header"
-"""How a system block of Claude Code begins that is meant for Anthropic's accounting. It may change with every request,
-so it reaches neither the model nor the cache."""
-
 _BETWEEN = "\n\n"
 """Between the texts of one message that is not the model's own."""
 
@@ -62,9 +58,7 @@ def for_template(system: str | Sequence[Block] | None, messages: Sequence[Messag
 def _system(system: str | Sequence[Block] | None) -> str:
     if system is None or isinstance(system, str):
         return system or ""
-    first = system[0].text if system else None
-    billing = first is not None and first.startswith(BILLING)
-    return _BETWEEN.join(_block_text(b, f"system[{n}]") for n, b in enumerate(system) if n or not billing)
+    return _BETWEEN.join(_block_text(block, f"system[{place}]") for place, block in enumerate(system))
 
 
 def _user(content: str | Sequence[Block], path: str) -> Iterator[dict[str, Any]]:

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.anthropic import errors
 from services.gateway.errors import ApiError
 from services.gateway.output.pieces import CallDelta, Content, Piece, Reasoning
 from services.gateway.renderer import Cost, Ending
+from services.gateway.usage import SamovarUsage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -25,6 +26,8 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
+    samovar: SamovarUsage | UnsetType = UNSET
+    """Not at the start of a stream, when only the cached tokens are known."""
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True):
@@ -181,6 +184,7 @@ def _usage(cost: Cost) -> MessageUsage:
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
+        samovar=SamovarUsage.of(cost),
     )
 
 

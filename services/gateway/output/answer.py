@@ -1,12 +1,13 @@
 """One answer as text, while it is produced."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from services.gateway.errors import ApiError, broken, taken_over, unavailable
 from services.gateway.ledger import CLIENT_CLOSED, Ledger
+from services.gateway.output.heard_answer import HeardAnswer
 from services.gateway.output.heard_calls import HeardCalls
 from services.gateway.output.parser import OutputParser
 from services.gateway.output.pieces import Piece
@@ -29,13 +30,25 @@ class Answer:
     may end it."""
 
     def __init__(
-        self, stream: TokenStream, parser: OutputParser, ledger: Ledger, heard: HeardCalls | None = None
+        self,
+        stream: TokenStream,
+        parser: OutputParser,
+        ledger: Ledger,
+        heard: HeardCalls | None = None,
+        ended: Callable[[Sequence[int]], None] | None = None,
+        written: HeardAnswer | None = None,
+        left: Callable[[FinishReason, int], None] | None = None,
     ) -> None:
-        """`heard` is told of all pieces from the first call on."""
+        """`heard` is told of all pieces from the first call on, `written` of all pieces. `left` is told how the answer
+        ended, and of its calls, as soon as that is known; `ended` of all tokens when the answer is closed."""
         self.ledger = ledger
         self._stream = stream
         self._parser = parser
         self._heard = heard
+        self._ended_with = ended
+        self._written = written
+        self._left = left
+        self._over = False
         self._last: Chunk | None = None
         self._finish: FinishReason | None = None
         self._error: ApiError | None = None
@@ -58,6 +71,8 @@ class Answer:
             pieces += self._parser.finish(complete=chunk.finish == "stop")
         if self._heard is not None and self._parser.calls:
             self._heard.hear(pieces)
+        if self._written is not None:
+            self._written.hear(pieces)
         if self._parser.stopped:
             self._stream.cancel()
             self._finish = "stop"
@@ -67,7 +82,19 @@ class Answer:
                 self._error = unavailable(self._ended or _BROKE_OFF)
             elif chunk.finish == "error":
                 self._error = broken(chunk.error or _BROKE_OFF)
+        if self._finish is not None:
+            self._tell_end()
         return Delta(pieces, self._finish, self._error)
+
+    def _tell_end(self) -> None:
+        """Before the client has the end: it may ask for what follows at once."""
+        if self._over:
+            return
+        self._over = True
+        if self._written is not None:
+            self._written.end(whole=self._finish == "stop" and not self._parser.stopped)
+        if self._left is not None:
+            self._left("cancel" if self.abandoned else self._finish or "cancel", self._parser.calls)
 
     def wake(self) -> None:
         """Let `next` return at once, without a piece where there is none."""
@@ -83,6 +110,8 @@ class Answer:
         """Leave the stream to another answer, which reads it from the start; the client of this one is told so. Only
         while `running`."""
         self._handed_over = True
+        if self._written is not None:
+            self._written.drop()
         self._finish = "cancel"
         self._error = taken_over()
         self._stream.hand_over()
@@ -153,6 +182,9 @@ class Answer:
             self.ledger.refused(taken_over())
             return
         self._stream.cancel()
+        self._tell_end()
+        if self._ended_with is not None:
+            self._ended_with(self._stream.output)
         self.ledger.engine_id = self._stream.engine_id
         self.ledger.reasoning_tokens = self.reasoning_tokens
         if self.abandoned:

@@ -15,7 +15,7 @@ _FIRST = 16
 """Of more than MAX_HINTS boundaries the first ones are kept, which other conversations share, and the last ones, at
 which this one will go on."""
 
-_TURN_OPENERS = ("<|im_start|>", "<|start_header_id|>", "<|start_of_role|>", "<start_of_turn>")
+TURN_OPENERS = ("<|im_start|>", "<|start_header_id|>", "<|start_of_role|>", "<start_of_turn>")
 _THINK = "<think>"
 
 
@@ -29,7 +29,7 @@ class Boundaries:
     @classmethod
     def of(cls, token_id: Callable[[str], int | None]) -> "Boundaries":
         """`token_id`: the id of an added token by its text."""
-        turns = (token_id(text) for text in _TURN_OPENERS)
+        turns = (token_id(text) for text in TURN_OPENERS)
         return cls(next((id for id in turns if id is not None), None), token_id(_THINK))
 
     def hints(self, ids: Sequence[int]) -> tuple[int, ...]:

@@ -12,8 +12,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from services.gateway.prompt.call_frame import PROBE, CallFrame
 from services.gateway.prompt.conversation import with_question, with_reminders
-from services.gateway.prompt.raw_calls import PROBE, CallFrame, marked
+from services.gateway.prompt.marked import Part, marked
+from services.gateway.prompt.written_answer import WrittenAnswer
 from services.gateway.sessions.records import CallRecord
 
 
@@ -102,16 +104,34 @@ class ChatTemplate:
         hide none of the others. System messages that the template would refuse or leave out, since they stand in the
         middle, are rendered in place as reminders of the user's. `calls`: generated ones by id; those that come back
         unchanged stand in the text as they were generated. Raises TemplateFailed."""
+        return "".join(part for part in self.parts(messages, tools, variables, calls) if isinstance(part, str))
+
+    def parts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        calls: Mapping[str, CallRecord] | None = None,
+        answers: Mapping[int, WrittenAnswer] | None = None,
+    ) -> list[Part]:
+        """As `render`, in texts with the ids of answers between them. `answers`: what was generated for messages, by
+        their places; it stands there where the template would show all of it. Raises TemplateFailed."""
         variables = variables or {}
-        unchanged = marked(messages, calls) if calls else None
-        if unchanged is not None and unchanged.calls and self._call_frame is not None:
+        calls = calls if calls and self._call_frame is not None else {}
+        answers = answers or {}
+        while (marks := marked(messages, calls, answers)).marks:
             try:
-                text = unchanged.written(self._whole(unchanged.messages, tools, variables), self._call_frame)
+                written = marks.written(self._whole(marks.messages, tools, variables), self._call_frame)
             except TemplateFailed:  # which the messages as they are may not do
-                text = None
-            if text is not None:
-                return text
-        return self._whole(messages, tools, variables)
+                written = None
+            if written is None and not answers:
+                break
+            refused = answers.keys() if written is None else written[1]
+            if written is not None and not refused:
+                return written[0]
+            # Once or twice: what a template hides, as the thoughts before the last question, it hides throughout.
+            answers = {place: answer for place, answer in answers.items() if place not in refused}
+        return [self._whole(messages, tools, variables)]
 
     def _whole(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]

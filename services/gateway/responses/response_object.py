@@ -9,6 +9,7 @@ from services.gateway.errors import ApiError
 from services.gateway.renderer import Cost
 from services.gateway.responses.output_items import OutputItem
 from services.gateway.responses.request import ResponsesRequest
+from services.gateway.usage import SamovarUsage
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -43,6 +44,7 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+    samovar: SamovarUsage
 
     @classmethod
     def of(cls, cost: Cost) -> "ResponseUsage":
@@ -53,6 +55,7 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
             output_tokens=usage.output_tokens,
             output_tokens_details=OutputDetails(cost.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.output_tokens,
+            samovar=SamovarUsage.of(cost),
         )
 
 

@@ -16,10 +16,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from services.gateway.sessions import schema
-from services.gateway.sessions.calls import CALLS_IN_MEMORY, CallBounds, read_calls, write_calls
+from services.gateway.sessions.answers import ANSWERS_IN_MEMORY, read_answers, write_answers
+from services.gateway.sessions.bounded import RowBounds
+from services.gateway.sessions.calls import CALLS_IN_MEMORY, read_calls, write_calls
 from services.gateway.sessions.lineage import Conversation
 from services.gateway.sessions.models import RequestRow, SessionRow
-from services.gateway.sessions.records import CallRecord, RequestSummary, ResponseRecord, SessionDetail, SessionSummary
+from services.gateway.sessions.records import (
+    AnswerRecord,
+    CallRecord,
+    RequestSummary,
+    ResponseRecord,
+    SessionDetail,
+    SessionSummary,
+)
 from services.gateway.sessions.responses import IN_MEMORY, ResponseBounds, read_response, write_responses
 from services.gateway.sessions.rows import UPSERT_SESSION, Entry, Row, request_values, session_values, text
 
@@ -38,7 +47,13 @@ class Database:
     """One database. Used by one event loop: a single writer calls `ensure_open`, `write` and `close`; anyone reads."""
 
     def __init__(
-        self, path: str, max_rows: int, responses: ResponseBounds, calls: CallBounds, busy_seconds: float
+        self,
+        path: str,
+        max_rows: int,
+        responses: ResponseBounds,
+        calls: RowBounds,
+        answers: RowBounds,
+        busy_seconds: float,
     ) -> None:
         """`path` empty: in memory, gone with `close`. `max_rows`: requests kept. `busy_seconds`: how long to wait for
         another process's lock."""
@@ -46,6 +61,7 @@ class Database:
         self._max_rows = max_rows
         self._responses = responses
         self._calls = calls
+        self._answers = answers
         self._busy_seconds = busy_seconds
         self._engine: AsyncEngine | None = None
         self._distrusted = False
@@ -90,7 +106,8 @@ class Database:
         unknown may be written again), and prune. Raises what SQLAlchemy raises; then nothing is written."""
         entries = [row for row in rows if isinstance(row, Entry)]
         calls = [row for row in rows if isinstance(row, CallRecord)]
-        responses = [row for row in rows if not isinstance(row, Entry | CallRecord)]
+        answers = [row for row in rows if isinstance(row, AnswerRecord)]
+        responses = [row for row in rows if not isinstance(row, Entry | CallRecord | AnswerRecord)]
         async with self._opened().execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
             if entries:
                 await self._write_requests(connection, entries)
@@ -101,6 +118,9 @@ class Database:
                 await write_calls(
                     connection, calls, self._calls if self.persistent else self._calls.within(CALLS_IN_MEMORY)
                 )
+            if answers:
+                kept = self._answers if self.persistent else self._answers.within(ANSWERS_IN_MEMORY)
+                await write_answers(connection, answers, kept)
 
     async def _write_requests(self, connection: AsyncConnection, entries: Sequence[Entry]) -> None:
         by_id = {text(entry.record.request_id): entry for entry in entries}
@@ -158,6 +178,14 @@ class Database:
         try:
             async with AsyncSession(self._opened()) as session:
                 return await read_calls(session, ids)
+        except Exception as error:
+            raise _unavailable(error) from error
+
+    async def answers(self, places: Sequence[bytes], calls: Sequence[str]) -> list[AnswerRecord]:
+        """As `answers.read_answers`. Raises SessionsUnavailable."""
+        try:
+            async with AsyncSession(self._opened()) as session:
+                return await read_answers(session, places, calls)
         except Exception as error:
             raise _unavailable(error) from error
 

@@ -4,9 +4,9 @@ No foreign keys: a session's row and its requests' rows are lost and pruned inde
 after its child's (a row is written when a request is over). All times are Unix seconds, all durations seconds.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import Float, Index
+from sqlalchemy import JSON, Float, Index
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -60,6 +60,11 @@ class RequestRow(Base):
     output_tokens: Mapped[int]
     cached_device: Mapped[int]
     cached_host: Mapped[int]
+    cached_disk: Mapped[int]
+    """Of `cached_host`."""
+    computed_tokens: Mapped[int]
+    missed: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    """A `miss.Miss`"""
     finish_reason: Mapped[str]
     status: Mapped[int]
     error: Mapped[str]
@@ -105,3 +110,34 @@ class ToolCallRow(Base):
     """The `size` of all rows before this one, those that are gone included: pruning needs no sum."""
     size: Mapped[int]
     """`CallRecord.size`"""
+
+
+class AnswerRow(Base):
+    """One answer as it was generated: see `records.AnswerRecord`. Rows only ever go at the old end."""
+
+    __tablename__ = "answers"
+    __table_args__ = (
+        Index("ix_answers_id", "id", unique=True),
+        Index("ix_answers_place", "place"),
+        Index("ix_answers_call", "call"),
+        Index("ix_answers_start", "start"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    place: Mapped[bytes]
+    call: Mapped[str]
+    """The first one of `calls`, or empty."""
+    calls: Mapped[str]
+    """One a line."""
+    language: Mapped[str]
+    lead: Mapped[str]
+    thinking: Mapped[bool]
+    whole: Mapped[bool]
+    thoughts: Mapped[bytes]
+    content: Mapped[bytes]
+    ids: Mapped[bytes]
+    start: Mapped[int]
+    """The `size` of all rows before this one, those that are gone included: pruning needs no sum."""
+    size: Mapped[int]
+    """`AnswerRecord.size`"""

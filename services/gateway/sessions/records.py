@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from services.gateway.miss import Miss
 from services.protocol.generate import Usage
 
 SessionSource = Literal["session_id", "header", "prompt_cache_key", "metadata", "user", "lineage"]
@@ -23,6 +24,8 @@ class SessionHint(Struct, frozen=True, kw_only=True):
     """The session that the client's headers name, by `x-session-id` or a mark of its own."""
     parent: str = ""
     """The session that started the one of `header`."""
+    agent: bool = False
+    """`header` is a mark that only agents send, whose requests have tools."""
     prompt_cache_key: str = ""
     metadata_user: str = ""
     """The session within `metadata.user_id`."""
@@ -46,6 +49,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
     """None when no engine took the request: then it is no turn of its session."""
     finish_reason: str = ""
     error: str = ""
+    missed: Miss | None = None
 
 
 class ResponseRecord(Struct, frozen=True, kw_only=True):
@@ -93,6 +97,36 @@ class CallRecord(Struct, frozen=True):
         return len(self.arguments.encode()) + len(self.raw.encode())
 
 
+class AnswerRecord(Struct, frozen=True, kw_only=True):
+    """An answer as the model wrote it, for the prompts in which it comes back as a message of the history."""
+
+    id: str
+    """Of its request."""
+    place: bytes
+    """`answer_memory.places` of the conversation that it answers."""
+    calls: tuple[str, ...] = ()
+    """Ids of its complete tool calls, in order."""
+    language: str
+    """The tokenizer digest and the vocabulary's size of its model: to another one these ids mean nothing."""
+    lead: str
+    """What the prompt ended with, from the token that opens the answer's turn on."""
+    thinking: bool
+    """The prompt ended within the thoughts."""
+    whole: bool
+    """The model ended it itself, and nothing of it was kept from the client."""
+    thoughts: bytes
+    """`written_answer.thoughts_digest` of the thoughts that the client was given."""
+    content: bytes
+    """`written_answer.content_digest` of its content."""
+    ids: bytes
+    """Packed token ids, without the one that ended the turn."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, of what may be large."""
+        return len(self.ids)
+
+
 class SessionSummary(Struct, frozen=True, kw_only=True):
     """One session of `GET /api/sessions`. Token counts are sums over its turns."""
 
@@ -129,6 +163,12 @@ class RequestSummary(Struct, frozen=True, kw_only=True):
     output_tokens: int
     cached_device: int
     cached_host: int
+    """Out of the kvstore's memory or its disk."""
+    cached_disk: int
+    """Those of `cached_host` that were on disk only."""
+    computed_tokens: int
+    missed: Miss | None
+    """Why what was computed was not found."""
     finish_reason: str
     status: int
     error: str

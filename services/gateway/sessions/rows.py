@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from sqlalchemy import case, func
 from sqlalchemy.dialects.sqlite import insert
 
 from services.gateway.sessions.models import SessionRow
-from services.gateway.sessions.records import CallRecord, ForgottenResponse, RequestRecord, ResponseRecord
+from services.gateway.sessions.records import AnswerRecord, CallRecord, ForgottenResponse, RequestRecord, ResponseRecord
 from services.protocol.generate import Usage
 
 _NO_USAGE = Usage(prompt_tokens=0, output_tokens=0)
@@ -25,13 +26,13 @@ class Entry:
     """Empty where the session's lineage is not known (any more): what the database has is kept."""
 
 
-Row = Entry | ResponseRecord | ForgottenResponse | CallRecord
+Row = Entry | ResponseRecord | ForgottenResponse | CallRecord | AnswerRecord
 """All that the one writer is handed."""
 
 
 def size(row: Row) -> int:
     """Bytes that a row holds while it waits, of those that may be large."""
-    return row.size if isinstance(row, ResponseRecord | CallRecord) else 0
+    return row.size if isinstance(row, ResponseRecord | CallRecord | AnswerRecord) else 0
 
 
 def text(value: str) -> str:
@@ -73,6 +74,9 @@ def request_values(record: RequestRecord) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "cached_device": usage.cached_device,
         "cached_host": usage.cached_host,
+        "cached_disk": usage.cached_disk,
+        "computed_tokens": usage.computed_tokens,
+        "missed": None if record.missed is None else msgspec.to_builtins(record.missed),
         "finish_reason": text(record.finish_reason),
         "status": record.status,
         "error": text(record.error),

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from services.gateway.sessions.calls import CallBounds
+from services.gateway.sessions.bounded import RowBounds
 from services.gateway.sessions.database import Database
 from services.gateway.sessions.lineage import Lineage
 from services.gateway.sessions.records import (
+    AnswerRecord,
     CallRecord,
     ForgottenResponse,
     RequestRecord,
@@ -41,14 +42,15 @@ class SessionStore:
         max_rows: int,
         limits: Limits | None = None,
         responses: ResponseBounds = ResponseBounds(),  # noqa: B008  a frozen value
-        calls: CallBounds = CallBounds(),  # noqa: B008  a frozen value
+        calls: RowBounds = RowBounds(),  # noqa: B008  a frozen value
+        answers: RowBounds = RowBounds(),  # noqa: B008  a frozen value
     ) -> None:
         """`path`: the SQLite file, made with its folder where missing; empty: none. `max_rows`: requests kept, the
-        oldest go first; a session goes with its last request. `responses` and `calls`: the stored responses and
-        the generated calls that are kept."""
+        oldest go first; a session goes with its last request. `responses`, `calls` and `answers`: the stored
+        responses, the generated calls and the generated answers that are kept."""
         limits = limits or Limits()
         self._lineage = Lineage()
-        self._database = Database(path, max_rows, responses, calls, limits.busy_seconds)
+        self._database = Database(path, max_rows, responses, calls, answers, limits.busy_seconds)
         self._writer = Writer(self._database, limits, self._restore)
 
     async def start(self) -> None:
@@ -65,7 +67,7 @@ class SessionStore:
 
     @property
     def dropped_rows(self) -> int:
-        """Requests, responses and calls that could not be written since the start."""
+        """Requests, responses, calls and answers that could not be written since the start."""
         return self._writer.dropped
 
     @property
@@ -90,6 +92,11 @@ class SessionStore:
                 parent = _clean(hint.parent) if source == "header" else ""
                 return self._lineage.named(session_id, source, hint.opening, block_hashes, parent or None).id
         return self._lineage.infer(hint.opening, block_hashes).id
+
+    def parent(self, session_id: str) -> str | None:
+        """The session that a session of `resolve` forked from or was started by, where that is known."""
+        session = self._lineage.get(session_id)
+        return session.parent if session is not None else None
 
     def record(self, record: RequestRecord) -> None:
         """Keep a request that is over. Never waits, never raises."""
@@ -126,6 +133,15 @@ class SessionStore:
     async def calls(self, ids: Sequence[str]) -> list[CallRecord]:
         """Those of these calls that are written and not pruned. Raises database.SessionsUnavailable."""
         return await self._database.calls(ids)
+
+    def keep_answer(self, record: AnswerRecord) -> None:
+        """Store a generated answer. Never waits, never raises."""
+        self._writer.put(record)
+
+    async def answers(self, places: Sequence[bytes], calls: Sequence[str]) -> list[AnswerRecord]:
+        """Those that are written and not pruned of the answers that were given at one of these places, or whose first
+        call is one of these; the oldest first. Raises database.SessionsUnavailable."""
+        return await self._database.answers(places, calls)
 
     async def sessions(self, limit: int, offset: int) -> SessionPage:
         """A page of sessions, newest first. Raises database.SessionsUnavailable."""
