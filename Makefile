@@ -11,6 +11,7 @@ ARGS ?=
 INSTALL = $(VENV)/bin/python -m pip --disable-pip-version-check install $(if $(MAKE_TERMOUT),,--quiet) -c constraints.txt
 RUN = $(VENV)/.samovar-run
 DEV = $(VENV)/.samovar-dev
+JUDGES = .venv-judge/.samovar-judges
 
 .DEFAULT_GOAL := help
 .PHONY: help up test lint test-gpu bench bench-linear bench-engine docs clean
@@ -22,7 +23,7 @@ help: ## list the targets
 up: $(RUN) ## start the whole stack on this machine (ARGS: its options)
 	@exec $(VENV)/bin/python -m services.cli up $(ARGS)
 
-test: lint ## check and test everything that needs no GPU
+test: lint $(JUDGES) ## check and test everything that needs no GPU
 	$(VENV)/bin/python -m pytest -m "not gpu" $(ARGS)
 
 lint: $(DEV) ## check format, style and types
@@ -46,7 +47,7 @@ docs: $(RUN) ## write docs/configuration.md anew from the settings
 	$(VENV)/bin/python -m services.cli.configuration
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-judge build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find bench docs tools kernels services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first of these that runs, is new enough and can make environments.
@@ -78,3 +79,16 @@ $(DEV): $(RUN)
 	@echo "Installing what tests and checks need into $(VENV)"
 	@$(INSTALL) -e ".[gateway,engine,kvstore,cli,dev]"
 	@touch $@
+
+# The outside judges of the cache (PyPI's cache-pressure) need Python 3.12, whatever Samovar runs with. Without one, the
+# tests that ask them are skipped.
+JUDGE_PYTHONS = $(PYTHON) python3.14 python3.13 python3.12 python3 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)
+
+$(JUDGES): constraints.txt
+	@for python in $(JUDGE_PYTHONS); do \
+	  "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null || continue; \
+	  echo "Making .venv-judge with $$("$$python" --version) ($$python)"; \
+	  "$$python" -m venv .venv-judge && .venv-judge/bin/python -m pip --disable-pip-version-check install --quiet \
+	    -c constraints.txt cache-pressure && touch $@; exit; \
+	done; \
+	echo "No Python 3.12 or newer found (tried: $(JUDGE_PYTHONS)): tests that need cache-pressure are skipped"

@@ -1,6 +1,6 @@
 """`python -m bench [NAME ...]`: measure, print, and write to docs/benchmarks/.
 
-Only `engine` takes options, and then no other name beside it: `python -m bench engine --help`."""
+Those of WITH_OPTIONS take options, and then no other name beside them: `python -m bench engine --help`."""
 
 import sys
 
@@ -11,12 +11,16 @@ from bench import (
     gated_delta,
     gated_delta_prefill,
     gateway,
+    judges,
     kv_formats,
     kv_needles,
     linear,
+    memory,
     perplexity,
     sampling,
+    serve_packed,
     small_kernels,
+    soak,
     streams,
     tiny,
     tool_stream,
@@ -28,6 +32,7 @@ BENCHES = {
     "gated-delta": gated_delta.main,
     "gated-delta-prefill": gated_delta_prefill.main,
     "gateway": gateway.main,
+    "judges": judges.main,
     "kv-formats": kv_formats.main,
     "kv-needles": kv_needles.main,
     "linear": linear.main,
@@ -40,10 +45,18 @@ BENCHES = {
     "tool-stream": tool_stream.main,
 }
 
+WITH_OPTIONS = {
+    "engine": engine.main,
+    "judges": judges.main,
+    "memory": memory.main,
+    "serve-packed": serve_packed.main,
+    "soak": soak.main,
+}
+
 
 def main(names: list[str]) -> int:
-    if names[:1] == ["engine"]:
-        engine.main(names[1:])
+    if names and names[0] in WITH_OPTIONS:
+        WITH_OPTIONS[names[0]](names[1:])
         return 0
     unknown = [name for name in names if name not in BENCHES]
     if unknown:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
-_FILES = ("--copy", "--trace")
+_FILES = ("--copy", "--folder", "--judge-python", "--model", "--trace")
 
 
 def write(topic: str, measured: dict[str, Any]) -> Path:

@@ -1,5 +1,8 @@
 """The promise, end to end: what was read once comes back from the kvstore."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -34,6 +37,15 @@ def test_conversations_beyond_the_device_pool_are_restored(tmp_path: Path) -> No
             assert reply["choices"][0]["message"]["content"] == cold[number]
             if number < 10:
                 assert usage["samovar"]["cached_host"] > 0
+        told = subprocess.run(
+            [sys.executable, "-m", "services.cli", "cache", "--json", "--url", stack.url],
+            capture_output=True,
+            check=True,
+        )
+        (engine,) = json.loads(told.stdout)["engines"]
+        runs = engine["tree"]["runs"]
+        assert sum(run["host"] for run in runs) >= 12 * 448
+        assert 0 < sum(run["device"] for run in runs) <= 16 * 64
 
 
 def test_a_killed_engine_comes_back_warm_and_engines_share_blocks(tmp_path: Path) -> None:
