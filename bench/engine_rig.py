@@ -95,24 +95,36 @@ class EngineRig:
         running: int,
         graph_seconds: float,
     ) -> None:
-        """`running`: requests of a case at most; `graph_seconds`: as SAMOVAR_GRAPH_SECONDS. Raises SettingsError for a
-        KV format that cannot hold the model's heads, and what torch raises when the memory is not there."""
+        """`running`: requests of a case at most; `graph_seconds`: as SAMOVAR_GRAPH_SECONDS, 0 leaves `capture` to the
+        caller. Raises SettingsError for a KV format that cannot hold the model's heads, and what torch raises when the
+        memory is not there."""
         self.weights = weights
         model = weights.model
         self._states = StatePool(StateLayout.of(model.config, model.dtype, state_dtype), states, device)
         self._pages = KvPages(KvLayout.of(model.config, model.dtype, kv_format), pages, device)
         transfers = page_transfers(self._pages, self._states)
         self._runner = ModelRunner(model, self._pages, transfers, device, self._states, running)
-        with torch.inference_mode():
-            self._contexts = FilledContexts(self._runner, self._pages, self._states)
-        if device.type == "cuda" and model.capturable and graph_seconds:
-            context = min(model.config.context_length, pages * BLOCK_TOKENS)
-            self._runner.decodes.capture(buckets(running, context), graph_seconds, lambda share, what: None)
+        self._contexts: FilledContexts | None = None
         self._names = itertools.count()
+        self.capture(running, min(model.config.context_length, pages * BLOCK_TOKENS), graph_seconds)
 
     @property
     def pages(self) -> int:
         return self._pages.count
+
+    def capture(self, running: int, context: int, seconds: float) -> int:
+        """Graphs for decodes of up to `running` sequences of up to `context` tokens, on a GPU and where `seconds` are
+        given. Returns how many."""
+        model = self.weights.model
+        if model.device.type != "cuda" or not model.capturable or not seconds:
+            return 0
+        wanted = buckets(running, context)
+        self._runner.decodes.capture(wanted, seconds, lambda share, what: None)
+        return len(wanted)
+
+    def rehearse(self, chunk: int) -> None:
+        """As an engine does before it is ready."""
+        self._runner.rehearse(chunk)
 
     def step_bytes(self, depth: int, batch: int) -> int:
         """That a decode of so many sequences behind `depth` tokens must read and write: the weights once, of each
@@ -132,6 +144,9 @@ class EngineRig:
         """`batch` requests with contexts of `depth` tokens (whole pages) of their own, which are filled and not read.
         Temperature 0 is greedy, else top_p is 0.95. `observe` is called behind the measured steps, with what runs
         another one; REACH limits how often."""
+        if self._contexts is None:
+            with torch.inference_mode():
+                self._contexts = FilledContexts(self._runner, self._pages, self._states)
         loop = _Loop(self._contexts, self._scheduler(depth + REACH, batch, batch * depth, ladder=False))
         requests = [self._request(depth, temperature, seed) for seed in range(batch)]
         for request in requests:
@@ -157,6 +172,21 @@ class EngineRig:
         seconds = time.perf_counter() - begin
         loop.end([request.request_id])
         return seconds
+
+    def answer(self, tokens: int, batch: int, chunk: int, steps: int) -> tuple[float, Decoded]:
+        """`batch` requests at once, each with a prompt of `tokens` that is read as by `prefill`, and then `steps` steps
+        that decode. Seconds until all have their first token, and the steps. Greedy."""
+        loop = _Loop(self._runner, self._scheduler(tokens + REACH, batch, chunk, ladder=True))
+        requests = [self._request(tokens, 0.0, seed) for seed in range(batch)]
+        names = [request.request_id for request in requests]
+        begin = time.perf_counter()
+        for request in requests:
+            loop.submit(request)
+        loop.until_started(names)
+        seconds = time.perf_counter() - begin
+        measured = [loop.step() for _ in range(steps)]
+        loop.end(names)
+        return seconds, Decoded(*zip(*measured, strict=True))
 
     def verify(self, depth: int, tokens: int) -> float:
         """See `engine_verify.verify_seconds`."""

@@ -1,7 +1,7 @@
 """A decoder of the 27B's shape whose weights are random bits, made in the memory of its device: what the engine would
 load by a recipe, format by format and block by block, in seconds and without a file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,8 +14,9 @@ from bench.random_checkpoint import TEXT
 from kernels.linear.packing import FP8
 from kernels.linear.quantized import FORMATS, dequantize
 from kernels.linear.weight import unpack
-from services.engine.model.hybrid_config import parse_hybrid_config
-from services.engine.model.matrix import Block, Matrix, MatrixSlot, joined
+from services.engine.model.hybrid_config import HybridConfig, parse_hybrid_config
+from services.engine.model.matrix import Block, Matrix, MatrixSlot, Place, joined
+from services.engine.model.mtp import MtpHead
 from services.engine.model.qwen3_5 import HybridDecoder
 from services.engine.weights.artifact.names import is_matrix
 from services.engine.weights.recipes import Recipe
@@ -33,9 +34,11 @@ _SAMPLE = 1024
 @dataclass(frozen=True, slots=True)
 class RandomModel:
     model: HybridDecoder
+    draft: MtpHead | None
+    """The head for multi-token prediction, where the config has one."""
     read_bytes: int
     """Of the weights that a step reads, however few rows it has: all but the embedding, of which it takes single rows,
-    unless that is the head too."""
+    unless that is the head too, and what drafts."""
 
 
 def shape(layers: int = LAYERS) -> dict[str, Any]:
@@ -50,9 +53,21 @@ def random_model(raw: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, dev
     not there."""
     config = parse_hybrid_config(raw)
     model = HybridDecoder(config, dtype, device)
+    draft = MtpHead(model) if config.mtp else None
+    read = _filled(model.slots(), recipe, config, dtype, device)
+    if draft is not None:
+        _filled(draft.slots(), recipe, config, dtype, device)
+    model.prepare()
+    return RandomModel(model, draft, read)
+
+
+def _filled(
+    places: Iterable[Place], recipe: Recipe, config: HybridConfig, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes that a step reads of them."""
     parts: dict[Matrix, list[MatrixSlot]] = {}
     read = 0
-    for place in model.slots():
+    for place in places:
         if isinstance(place, MatrixSlot):
             parts.setdefault(place.matrix, []).append(place)
         else:
@@ -66,8 +81,7 @@ def random_model(raw: Mapping[str, Any], recipe: Recipe, dtype: torch.dtype, dev
         matrix.bind(joined(blocks))
         if slots[0].name != _EMBEDDING or config.tied_head:
             read += sum(block.nbytes for block in matrix.blocks)
-    model.prepare()
-    return RandomModel(model, read)
+    return read
 
 
 def fill(name: str, target: Tensor) -> None:

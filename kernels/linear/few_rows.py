@@ -45,10 +45,10 @@ def few_rows(
     dtype: torch.dtype,
     pdl: bool | None = None,
 ) -> Tensor:
-    """x W^T + b + residual, summed in float32 and rounded once, to `dtype`. x [T, K], weight [N, K] with K at most
-    COLUMNS and any stride of rows, bias [N] contiguous, residual [T, N] contiguous, each of any float dtype up to
-    float32; numbers of a row follow each other. On a GPU or in Triton's interpreter; `pdl`: as of `kernels.overlap`;
-    with it the matrix may be read before the kernel before has ended.
+    """x W^T + b + residual, summed in float32 (cut off by matrix instructions where others round) and rounded once, to
+    `dtype`. x [T, K], weight [N, K] with K at most COLUMNS and any stride of rows, bias [N] contiguous, residual [T, N]
+    contiguous, each of any float dtype up to float32; numbers of a row follow each other. On a GPU or in Triton's
+    interpreter; `pdl`: as of `kernels.overlap`; with it the matrix may be read before the kernel before has ended.
     """
     (rows, columns), outputs = x.shape, len(weight)
     out = torch.empty(rows, outputs, dtype=dtype, device=x.device)

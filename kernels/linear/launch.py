@@ -39,13 +39,13 @@ _MEASURED: Mapping[tuple[str, int, int], Launch] = {
     ("int4-g64", 14336, 5120): Launch(64, 2, 2, 1, 2, 3, pdl=True),
     ("int4-g64", 16384, 5120): Launch(32, 2, 2, 1, 2, 3, pdl=True),
     ("int4-g64", 5120, 17408): Launch(64, 2, 2, 3, 2, 3),
-    ("int4-g64", 5120, 6144): Launch(64, 2, 2, 3, 2, 3),
     ("int3-g128", 34816, 5120): Launch(64, 2, 1, 1, 2, 3, pdl=True),
-    ("int3-g128", 5120, 17408): Launch(64, 2, 1, 6, 2, 3),
     ("int3-g128", 248320, 5120): Launch(64, 2, 1, 1, 2, 3, pdl=True),
 }
 """(format, rows, columns): up to 8 rows of x on an H200, where a sweep found better than the rule chooses
 (docs/benchmarks/linear.md)."""
+_MEASURED_SEVERAL: Mapping[tuple[str, int, int], Launch] = {("int3-g128", 5120, 17408): Launch(64, 2, 1, 6, 2, 3)}
+"""The same, but from 2 rows of x on: with one row the rule's launch was faster."""
 _STAGES = {"nvfp4": 3, "int4-g64": 3, "int3-g128": 3, "int5-g64": 2, "fp8": 4, "fp8-block": 4}
 _PROGRAMS = 3.6
 """A multiprocessor, from which on another split costs more than it brings (two warps a program)."""
@@ -61,8 +61,11 @@ def stream_launch(
     format: str, rows: int, columns: int, unit: int, batch: int, processors: int, capability: tuple[int, int]
 ) -> Launch:
     """batch: rows of x, 1 to STREAM_ROWS. processors: multiprocessors."""
-    if batch <= 8 and capability[0] == 9 and (format, rows, columns) in _MEASURED:
-        return _MEASURED[format, rows, columns]
+    if batch <= 8 and capability[0] == 9:
+        key = format, rows, columns
+        measured = _MEASURED.get(key) or (_MEASURED_SEVERAL.get(key) if batch > 1 else None)
+        if measured is not None:
+            return measured
     tile = 32 if format in ("fp8", "fp8-block", "int3-g128", "int5-g64", "int8-g32") and batch <= 8 else 64
     stages = _STAGES.get(format, 3)
     if batch > 16 or capability[0] != 9:  # 99 KiB of shared memory, and more of it for x

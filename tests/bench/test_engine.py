@@ -16,6 +16,7 @@ from bench.engine_trace import Launch, summed
 from bench.filled_contexts import FilledContexts
 from bench.random_model import SPREAD, random_model, shape
 from bench.results import Entry
+from bench.shape_source import ShapeSource
 from kernels.linear.quantized import dequantize
 from kernels.linear.weight import Weight, unpack
 from services.engine.batch import ModelOutput, Row, Sampled, SampleSpec, ScheduledBatch
@@ -25,7 +26,6 @@ from services.engine.model.matrix import Matrix, MatrixSlot
 from services.engine.weights import recipes
 from services.engine.weights.footprint import footprint
 from services.protocol.generate import SamplingParams
-from tests.engine.shape_source import ShapeSource
 
 CPU = torch.device("cpu")
 RAW = {**shape(4), **engine.TINY}

@@ -136,6 +136,12 @@ def test_launches() -> None:
     wide = stream_launch("nvfp4", 34816, 5120, 64, 16, 132, (9, 0))
     assert (wide.rows, wide.splits) == (64, 1)
     assert stream_launch("nvfp4", 34816, 5120, 64, 8, 132, (9, 0)).splits == 2  # measured
+    assert [stream_launch("int3-g128", 5120, 17408, 128, batch, 132, (9, 0)).rows for batch in (1, 2, 8, 9)] == [
+        32,
+        64,  # measured
+        64,
+        64,
+    ]
     deep = stream_launch("nvfp4", 5120, 17408, 64, 1, 132, (9, 0))
     assert deep.splits == 6
     assert not deep.pdl
