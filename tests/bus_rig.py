@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from nats.aio.msg import Msg
 
 from services.bus import Bus, Handler
-from services.engine.cache.tree import Sight
 from services.engine.config import EngineConfig
 from services.engine.mailbox import (
     CancelRequest,
     Inspect,
     Message,
     NoteSession,
+    Sight,
     Snapshot,
     StepResult,
     StepStats,

@@ -8,9 +8,8 @@ on the core's thread and must only hand the value over.
 from dataclasses import dataclass
 
 from services.engine.cache.arena import Arena
-from services.engine.cache.tree import Sight
 from services.engine.request import Request
-from services.protocol.events import EngineLoad
+from services.protocol.events import CachedRun, EngineLoad
 from services.protocol.generate import FinishReason, Standing, TokenDelta, Usage
 from services.protocol.kv import Extent, KeyState
 
@@ -140,6 +139,17 @@ class StateLoad:
     held: int = 0
     """By requests and copies."""
     checkpoints: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is cached, as of one moment."""
+
+    runs: tuple[CachedRun, ...]
+    page_bytes: int
+    """Of one block."""
+    state_bytes: int
+    """Of one checkpoint; 0: the model has no recurrent state."""
 
 
 @dataclass(frozen=True, slots=True)

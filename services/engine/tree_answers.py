@@ -7,8 +7,7 @@ import queue
 from nats.aio.msg import Msg
 
 from services.bus import Bus
-from services.engine.cache.tree import Sight
-from services.engine.mailbox import Inspect, Message, StateLoad
+from services.engine.mailbox import Inspect, Message, Sight, StateLoad
 from services.protocol import codec
 from services.protocol.events import CachedRun, CacheTree, EngineLoad
 from services.protocol.hashing import BLOCK_TOKENS

@@ -21,9 +21,8 @@ from services.engine.cache.kv_client import KvClient
 from services.engine.cache.pages import KvLayout, KvPages
 from services.engine.cache.states import StateLayout, StatePool
 from services.engine.cache.transfer import PageTransfers, Progress, page_transfers
-from services.engine.cache.tree import Sight
 from services.engine.core import EngineCore
-from services.engine.mailbox import CancelRequest, KvAnswer, Message, StepResult, Submit
+from services.engine.mailbox import CancelRequest, KvAnswer, Message, Sight, StepResult, Submit
 from services.engine.model.family import Decoder
 from services.engine.model.hybrid_config import HybridConfig
 from services.engine.request import Request

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.content import Block
 from services.engine.cache.owners import Owner
 from services.protocol import worth
 from services.protocol.generate import Standing

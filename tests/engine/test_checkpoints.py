@@ -2,8 +2,9 @@
 
 import pytest
 
-from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import REMEMBERED, Checkpoint, Checkpoints, Mark
+from services.engine.cache.content import Block
 from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
 from services.protocol.hashing import chain as names_of

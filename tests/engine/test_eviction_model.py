@@ -10,7 +10,8 @@ from typing import Any, get_args
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.engine.cache.block_pool import PENDING_BITS, STORED_BITS, USELESS_BITS, Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.content import PENDING_BITS, STORED_BITS, USELESS_BITS, Block
 from services.engine.cache.owners import Owner
 from services.engine.cache.recompute_cost import weight
 from services.protocol import worth

@@ -16,8 +16,7 @@ from prometheus_client import generate_latest
 from services import telemetry
 from services.engine import gateway_watch, request_trace
 from services.engine import server as server_module
-from services.engine.cache.tree import Sight
-from services.engine.mailbox import NoteSession
+from services.engine.mailbox import NoteSession, Sight
 from services.engine.tree_answers import newest
 from services.protocol import codec, subjects
 from services.protocol.events import (

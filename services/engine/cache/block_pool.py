@@ -1,60 +1,14 @@
 """Device pages: who holds them, which content they have, and in what order they are given up. Bookkeeping only."""
 
 import heapq
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from services.engine.cache.content import Block, Content
 from services.engine.cache.gone import Gone
 from services.engine.cache.owners import Owner
-from services.engine.cache.recompute_cost import weight
-from services.protocol import worth
-from services.protocol.hashing import BLOCK_TOKENS, BlockHash
-
-STORED_BITS = 4.0
-"""A page that the kvstore has as well is worth 1/16: losing it costs a copy over the bus and not the computing, which
-takes far more than 16 times as long, but the store may give its own copy up. By `worth.HALF_LIFE`, one that is
-nowhere else is kept 40 minutes longer."""
-PENDING_BITS = 32.0
-"""What is about to be copied to the kvstore goes last: a moment later it can go and nothing is lost."""
-USELESS_BITS = 64.0
-"""What nobody can go on from goes first."""
-
-
-class Block(NamedTuple):
-    """The name of one full block and its place in its chain."""
-
-    name: BlockHash
-    parent: BlockHash
-    """Name of the block before it; empty for a chain's first block."""
-    depth: int
-    """Index in its chain: it holds positions [64 * depth, 64 * depth + 64)."""
-    tail: bool = False
-    """A checkpoint's own copy of the partial block behind its last full one, by the checkpoint's key: found by those
-    who know the checkpoint, and told to nobody else."""
-
-
-class _Content:
-    """What a named page holds, and what is known of its use. The pool's to change."""
-
-    __slots__ = ("block", "density", "last_use", "owner", "pending", "refused", "shared", "stored")
-
-    def __init__(self, block: Block, density: float, now: float, owner: Owner | None) -> None:
-        self.block = block
-        self.density = density
-        """log2 of what it takes to compute it again, in tokens at depth 0."""
-        self.last_use = now
-        self.owner = owner
-        """The session that used it last; None: not known."""
-        self.pending = False
-        """It is about to be copied to the kvstore."""
-        self.shared = False
-        """Several sessions have used it."""
-        self.stored = False
-        """The kvstore has it, as far as we know."""
-        self.refused = False
-        """The kvstore had no room for it."""
+from services.protocol.hashing import BlockHash
 
 
 class Page(NamedTuple):
@@ -99,7 +53,7 @@ class BlockPool:
         self._clock = clock
         self._free = list(range(pages - 1, -1, -1))
         self._references = [0] * pages
-        self._contents: list[_Content | None] = [None] * pages
+        self._contents: list[Content | None] = [None] * pages
         self._page_of: dict[BlockHash, int] = {}
         self._children: dict[BlockHash, int] = {}
         """Named pages by the name of the block before theirs, whether that is on the device or not."""
@@ -194,9 +148,7 @@ class BlockPool:
             raise ValueError(f"page {page} cannot be named: free, or named already")
         if block.name in self._page_of:
             return False
-        start = block.depth * BLOCK_TOKENS
-        density = math.log2(weight(start, start + BLOCK_TOKENS))
-        self._contents[page] = _Content(block, density, self._clock(), owner)
+        self._contents[page] = Content(block, self._clock(), owner)
         self._page_of[block.name] = page
         if block.parent:
             self._children[block.parent] = self._children.get(block.parent, 0) + 1
@@ -304,24 +256,18 @@ class BlockPool:
 
     # Inside.
 
-    def _content(self, name: BlockHash) -> _Content | None:
+    def _content(self, name: BlockHash) -> Content | None:
         page = self._page_of.get(name)
         return None if page is None else self._contents[page]
 
-    def _followed(self, content: _Content) -> bool:
+    def _followed(self, content: Content) -> bool:
         return not content.block.tail and content.block.name in self._children
 
-    def _score(self, content: _Content) -> float:
+    def _score(self, content: Content) -> float:
         block = content.block
-        useless = self._recurrent and not block.tail and block.name not in self._resumable
-        owner = content.owner
-        chance = worth.SHARED if content.shared or owner is None else owner.chance
-        density = (
-            content.density - STORED_BITS * content.stored - USELESS_BITS * useless + PENDING_BITS * content.pending
-        )
-        return worth.score(density, chance, content.last_use)
+        return content.worth(useless=self._recurrent and not block.tail and block.name not in self._resumable)
 
-    def _offer(self, page: int, content: _Content) -> None:
+    def _offer(self, page: int, content: Content) -> None:
         """Put a page into the order, if it is one that may be given up."""
         if self._references[page] or self._followed(content):
             return
@@ -334,7 +280,7 @@ class BlockPool:
             heapq.heapify(self._order)
         heapq.heappush(self._order, (self._score(content), -content.block.depth, page))
 
-    def _reconsider(self, name: BlockHash, content: _Content) -> None:
+    def _reconsider(self, name: BlockHash, content: Content) -> None:
         self._offer(self._page_of[name], content)
 
     def _victim(self) -> int:
@@ -382,7 +328,7 @@ class BlockPool:
         else:
             self._removed[block.name] = None
 
-    def _unname(self, page: int, content: _Content) -> None:
+    def _unname(self, page: int, content: Content) -> None:
         block = content.block
         self._contents[page] = None
         del self._page_of[block.name]

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from services.engine.cache.block_pool import PENDING_BITS, STORED_BITS, Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.content import PENDING_BITS, STORED_BITS, Block
 from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain
 from services.engine.cache.recompute_cost import weight

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import count
 
 from services.engine.batch import ModelOutput, Transfer
-from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
+from services.engine.cache.content import Block
 from services.engine.cache.kv_client import KvClient
 from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache

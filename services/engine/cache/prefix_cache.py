@@ -2,7 +2,8 @@
 
 from itertools import takewhile
 
-from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
+from services.engine.cache.content import Block
 from services.engine.cache.owners import Owner
 from services.protocol.hashing import BLOCK_TOKENS, BlockHash, extend
 

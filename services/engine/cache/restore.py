@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from services.engine.batch import Transfer
 from services.engine.cache.arena import Arena
-from services.engine.cache.block_pool import Block, BlockPool
+from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
+from services.engine.cache.content import Block
 from services.engine.cache.kv_client import KvClient
 from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoints
 from services.engine.cache.owners import Owner, Owners
+from services.engine.mailbox import Sight
 from services.protocol.events import CachedRun, Tier
 from services.protocol.hashing import BLOCK_TOKENS, HASH_BYTES, BlockHash
 
@@ -24,17 +25,6 @@ class _Node:
     shared: bool = False
     idle: float = 0.0
     children: list["_Node"] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What is cached, as of one moment."""
-
-    runs: tuple[CachedRun, ...]
-    page_bytes: int
-    """Of one block."""
-    state_bytes: int
-    """Of one checkpoint; 0: the model has no recurrent state."""
 
 
 @dataclass(frozen=True, slots=True)
