@@ -43,7 +43,7 @@ def running(*options: str, seconds: float = 300, **settings: str) -> Iterator[st
                     time.sleep(0.05)
                 yield url
             finally:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM)
                 process.wait(60)
 
 

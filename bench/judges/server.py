@@ -143,7 +143,7 @@ class Server:
 
     def stop(self) -> None:
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(60)
         finally:

@@ -132,6 +132,7 @@ def _model(config: EngineConfig, progress: Progress) -> Assembly:
         if device.type == "cuda":
             progress(1.0, f"running a step of {plan.chunk} tokens once")
             runner.rehearse(plan.chunk)
+            torch.cuda.empty_cache()  # what tuning its kernels took
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CannotLoad(f"{device} has no room for the model and its cache: {_first_line(error)}") from error
     except RuntimeError as error:
