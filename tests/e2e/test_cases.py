@@ -188,6 +188,8 @@ async def test_usage_of_a_repeated_prompt_in_every_family(http: httpx.AsyncClien
         "cache_creation_input_tokens": 0,
     }
     assert start == {**split, "output_tokens": 0}
+    own = end.pop("samovar")
+    assert own["cached_device"] + own["cached_host"] == cached
     assert end == {**split, "output_tokens": usage["completion_tokens"]}
     final = (await http.post("/v1/responses", json={"input": text})).json()["usage"]
     assert (final["input_tokens"], final["input_tokens_details"]["cached_tokens"]) == (usage["prompt_tokens"], cached)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from services.engine.admission import Refused, admit
+from services.engine.cache.owners import Owner
 from services.engine.mailbox import Submit
 from services.engine.request import Request
 from services.engine.sequence import Sequence
@@ -19,7 +20,7 @@ LIMIT = ThoughtLimit(tokens=4, close=CLOSE, closing=(80, CLOSE, 81))
 def sequence(output: tuple[int, ...] = (), max_tokens: int = 100, limit: ThoughtLimit | None = LIMIT) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=(99,), thoughts=limit)
     request = Request("r", "gateway", [1, 2, 3], list(output), len(output), sampling)
-    return Sequence.of(request, 0, "fingerprint", 1000)
+    return Sequence.of(request, 0, "fingerprint", 1000, Owner("s"))
 
 
 def told(of: Sequence, *steps: tuple[int, ...]) -> list[int]:
