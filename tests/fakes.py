@@ -10,15 +10,16 @@ import queue
 import random
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
 
 from services.engine.batch import Copy, ModelOutput, Row, Sampled, ScheduledBatch, Transfer
 from services.engine.cache.arena import Arena
-from services.engine.mailbox import KvConnected, KvLeased, KvReserved, KvStates, Message
+from services.engine.cache.kv_client import Goal
+from services.engine.mailbox import KvConnected, KvLeased, KvReserved, Message
 from services.protocol.hashing import BLOCK_TOKENS
-from services.protocol.kv import Entry, Extent, Key, KeyState
+from services.protocol.kv import Entry, Extent, Key
 
 VOCABULARY = 251
 PAGE_BYTES = 8 * BLOCK_TOKENS
@@ -282,9 +283,10 @@ class LeaseCall:
 
 
 @dataclass
-class LookupCall:
+class FindCall:
     tag: int
     keys: tuple[Key, ...]
+    goals: tuple[Goal, ...]
 
 
 @dataclass
@@ -319,7 +321,7 @@ class FakeKv:
         self.capacity = capacity
         self.automatic = automatic
         self.arena: Arena | None = None
-        self.calls: list[LeaseCall | LookupCall | ReserveCall] = []
+        self.calls: list[LeaseCall | FindCall | ReserveCall] = []
         self.leases: dict[int, tuple[Key, ...]] = {}
         self.objects: dict[Key, _Object] = {}
         self.refused = 0
@@ -334,9 +336,10 @@ class FakeKv:
         assert keys
         self._call(LeaseCall(tag, tuple(keys)))
 
-    def lookup(self, tag: int, keys: Sequence[Key]) -> None:
-        assert keys
-        self._call(LookupCall(tag, tuple(keys)))
+    def find(self, tag: int, keys: Sequence[Key], goals: Sequence[Goal], trace: str = "") -> None:
+        assert goals
+        assert all(0 <= goal.keys <= len(keys) and (goal.keys or goal.key) for goal in goals)
+        self._call(FindCall(tag, tuple(keys), tuple(goals)))
 
     def reserve(self, tag: int, entries: Sequence[Entry], trace: str = "") -> None:
         assert entries
@@ -395,10 +398,8 @@ class FakeKv:
         call = self.calls.pop(index)
         if isinstance(call, LeaseCall):
             self.inbox.put(self._leased(call) if not empty else KvLeased(call.tag, None, 0, ()))
-        elif isinstance(call, LookupCall):
-            misses: tuple[KeyState, ...] = ("miss",) * len(call.keys)
-            states = misses if empty else tuple(map(self._state_of, call.keys))
-            self.inbox.put(KvStates(call.tag, states))
+        elif isinstance(call, FindCall):
+            self.inbox.put(self._found(call) if not empty else KvLeased(call.tag, None, 0, ()))
         else:
             nothing = KvReserved(call.tag, None, (None,) * len(call.entries))
             self.inbox.put(self._reserved(call) if not empty else nothing)
@@ -419,11 +420,15 @@ class FakeKv:
         assert not self.leases, "a lease was never given back"
         assert len(self.committed) == len(self.objects), "a reservation was neither committed nor given up"
 
-    def _state_of(self, key: Key) -> KeyState:
-        entry = self.objects.get(key)
-        return "miss" if entry is None else "hit" if entry.committed else "pending"
+    def _found(self, call: FindCall) -> KvLeased:
+        reach = next((index for index, key in enumerate(call.keys) if key not in self.committed), len(call.keys))
+        for index, goal in enumerate(call.goals):
+            if goal.keys <= reach and (not goal.key or goal.key in self.committed):
+                keys = call.keys[: goal.keys] + ((goal.key,) if goal.key else ())
+                return replace(self._leased(LeaseCall(call.tag, keys)), goal=index)
+        return KvLeased(call.tag, self.arena, 0, ())
 
-    def _call(self, call: LeaseCall | LookupCall | ReserveCall) -> None:
+    def _call(self, call: LeaseCall | FindCall | ReserveCall) -> None:
         self.calls.append(call)
         if self.arena is None or self.automatic:
             self.answer(len(self.calls) - 1, empty=self.arena is None)

@@ -12,7 +12,6 @@ from services.engine.mailbox import (
     KvConnected,
     KvLeased,
     KvReserved,
-    KvStates,
     Message,
     NoteSession,
     Snapshot,
@@ -105,7 +104,7 @@ class EngineCore:
                 self._scheduler.submit(request)
             case CancelRequest(request_id):
                 self._scheduler.cancel(request_id)
-            case KvLeased() | KvStates() | KvReserved() | KvConnected():
+            case KvLeased() | KvReserved() | KvConnected():
                 self._scheduler.receive(message)
             case NoteSession(session_id, standing):
                 self._scheduler.note(session_id, standing)

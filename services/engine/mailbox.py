@@ -11,7 +11,7 @@ from services.engine.cache.arena import Arena
 from services.engine.request import Request
 from services.protocol.events import CachedRun, EngineLoad
 from services.protocol.generate import FinishReason, Standing, TokenDelta, Usage
-from services.protocol.kv import Extent, KeyState
+from services.protocol.kv import Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class KvLeased:
-    """Reply to KvClient.lease(tag, ...): extents of the longest hit prefix; none at all when the store is away."""
+    """Reply to KvClient.lease(tag, ...): extents of the longest hit prefix; none at all when the store is away. And to
+    KvClient.find(tag, ...)."""
 
     tag: int
     arena: Arena | None
@@ -34,14 +35,8 @@ class KvLeased:
     extents: tuple[tuple[Extent, ...], ...]
     from_disk: tuple[int, ...] = ()
     """Indices of the objects that the store had on disk only."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvStates:
-    """Reply to KvClient.lookup(tag, ...): one item a key; all `miss` when the store is away."""
-
-    tag: int
-    states: tuple[KeyState, ...]
+    goal: int = -1
+    """Of a find: the index of the goal that can be had; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ class Stop:
     """End the loop. The server has drained before."""
 
 
-KvAnswer = KvLeased | KvStates | KvReserved | KvConnected
+KvAnswer = KvLeased | KvReserved | KvConnected
 """All that a KvClient delivers."""
 
 Message = Submit | CancelRequest | KvAnswer | NoteSession | Snapshot | Inspect | Stop

@@ -8,20 +8,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from services.engine.cache.arena import Arena
+from services.engine.cache.kv_client import Goal
 from services.engine.cache.kvstore_client import KvClient
-from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved, KvStates
+from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved
 from services.protocol import codec, kv
 from services.protocol.frames import FrameReader, frame
 from tests.kvstore.process import RawClient, running
 
-A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
+A, B, C, D = b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 32
 SECONDS = 20
 
 
@@ -48,12 +49,17 @@ class Engine:
         assert answer.tag == tag
         return answer
 
-    def lookup(self, *keys: bytes, tag: int = 3) -> tuple[kv.KeyState, ...]:
-        self.client.lookup(tag, keys)
+    def find(self, *keys: bytes, goals: Sequence[Goal], tag: int = 3) -> KvLeased:
+        self.client.find(tag, keys, goals)
         answer = self.next()
-        assert isinstance(answer, KvStates)
+        assert isinstance(answer, KvLeased)
         assert answer.tag == tag
-        return answer.states
+        return answer
+
+    def has(self, key: bytes) -> bool:
+        answer = self.find(key, goals=[Goal(1, b"")])
+        self.client.release(answer.lease)
+        return answer.goal == 0
 
     def reserve(self, *keys: bytes, tag: int = 2, length: int = 8192) -> KvReserved:
         self.client.reserve(tag, [kv.Entry(key=key, length=length, cost=1.0) for key in keys])
@@ -144,7 +150,7 @@ def test_without_a_store_every_call_is_answered_empty_at_once(path: Path) -> Non
         assert not away.client.connected
         assert away.lease(A) == KvLeased(1, None, 0, ())
         assert away.reserve(A, B) == KvReserved(2, None, (None, None))
-        assert away.lookup(A, B) == ("miss", "miss")
+        assert away.find(A, goals=[Goal(1, B)]) == KvLeased(3, None, 0, ())
         away.client.commit([A])
         away.client.release(7)
         away.client.drop([A])
@@ -155,7 +161,7 @@ def test_calls_before_start_and_after_close_are_answered_too(path: Path) -> None
     lonely.client.lease(1, [A])
     lonely.client.close()
     assert lonely.next() == KvLeased(1, None, 0, ())
-    assert lonely.lookup(A) == ("miss",)
+    assert lonely.find(A, goals=[Goal(1, B)]) == KvLeased(3, None, 0, ())
     assert lonely.reserve(A) == KvReserved(2, None, (None,))
     lonely.client.close()
     with running(path):
@@ -178,14 +184,23 @@ def test_a_store_that_comes_later_is_found(path: Path) -> None:
             assert read(early.lease(A)) == b"x" * 10
 
 
-def test_a_lookup_tells_of_each_key_and_pins_none(path: Path) -> None:
+def test_a_find_pins_the_first_goal_that_is_there_whole(path: Path) -> None:
     with running(path), engine(path) as one:
         one.arena()
-        one.write(A, b"x" * 10)
-        one.reserve(B)
-        assert one.lookup(B, A, C) == ("pending", "hit", "miss")
-        one.client.drop([A])
-        assert one.lookup(A) == ("miss",)
+        one.write(A, b"a" * 10)
+        one.write(B, b"b" * 10)
+        one.write(C, b"c" * 10)
+        one.reserve(D)
+        found = one.find(A, D, B, goals=[Goal(3, C), Goal(2, b""), Goal(1, D), Goal(1, C), Goal(1, b"")])
+        assert found.goal == 3
+        assert [read(found, index) for index in range(2)] == [b"a" * 10, b"c" * 10]
+        assert found.lease
+        here = one.find(A, D, goals=[Goal(2, b""), Goal(1, b"")])
+        assert (here.goal, read(here)) == (1, b"a" * 10)
+        assert one.find(A, goals=[Goal(0, b"")]) == KvLeased(3, one.client.arena, 0, (), goal=0)
+        assert one.find(D, goals=[Goal(1, C), Goal(0, D)]) == KvLeased(3, one.client.arena, 0, ())
+        one.client.drop([C])
+        assert one.find(A, goals=[Goal(1, C)]).goal == -1
 
 
 def test_commits_before_close_arrive(path: Path) -> None:
@@ -517,7 +532,7 @@ def test_what_is_weighed_down_is_evicted_first_and_a_full_store_says_so(path: Pa
         user.client.weigh([], 1.0)
         user.client.weigh([B], 0.25)
         user.write(C, b"x" * 4096)
-        assert user.lookup(A, B, C) == ("hit", "miss", "hit")
+        assert [user.has(key) for key in (A, B, C)] == [True, False, True]
         assert user.lease(A, C).lease
         refused = user.reserve(B, length=4096)
         assert (refused.extents, refused.full) == ((None,), 1)

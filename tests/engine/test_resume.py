@@ -17,7 +17,7 @@ from services.protocol.hashing import chain as names_of
 from services.protocol.kv import Entry, Key
 from tests.engine.preempting import preempt
 from tests.engine.rig import FINGERPRINT, Rig, request
-from tests.fakes import Fate, LeaseCall, LookupCall, ReserveCall, continuation
+from tests.fakes import Fate, FindCall, LeaseCall, ReserveCall, continuation
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -493,7 +493,7 @@ def test_a_request_without_a_slot_does_not_ask_the_store() -> None:
     rig.submit(request("a", tokens(300), max_tokens=2))
     rig.submit(request("b", tokens(300, 1), max_tokens=2))
     rig.step()
-    assert [type(call) for call in rig.store.calls] == [LookupCall]
+    assert [type(call) for call in rig.store.calls] == [FindCall]
     assert [state_of(rig, name) for name in "ab"] == [State.WAITING_FOR_KV, State.WAITING]
     rig.store.answer()
     rig.step()
@@ -658,7 +658,7 @@ def test_when_the_one_that_loads_gives_up_another_does() -> None:
     rig.settle()
 
 
-@pytest.mark.parametrize("moment", ["looked up", "leased", "loading", "loaded"])
+@pytest.mark.parametrize("moment", ["asked", "loading", "loaded"])
 def test_cancel_at_each_moment_of_a_restore(moment: str) -> None:
     rig = Rig(slots=4, pages=16, kv=True)
     rig.serve(request("a", tokens(300), max_tokens=1))
@@ -668,12 +668,7 @@ def test_cancel_at_each_moment_of_a_restore(moment: str) -> None:
     rig.submit(request("gone", tokens(300), max_tokens=1))
     rig.step()
     (call,) = rig.store.calls
-    assert isinstance(call, LookupCall)
-    if moment != "looked up":
-        rig.store.answer()
-        rig.step()
-        (call,) = rig.store.calls
-        assert isinstance(call, LeaseCall)
+    assert isinstance(call, FindCall)
     if moment in ("loading", "loaded"):
         rig.store.answer()
         rig.step()
@@ -713,7 +708,7 @@ def test_a_superseded_checkpoint_that_was_not_written_yet_is_not_written() -> No
     rig.submit(request("a", tokens(600), max_tokens=2))
     while rig.step():
         for index, call in reversed(list(enumerate(rig.store.calls))):
-            if isinstance(call, (LookupCall, LeaseCall)):
+            if isinstance(call, (FindCall, LeaseCall)):
                 rig.store.answer(index)
     assert rig.finish_of("a") == "length"
     rig.settle()

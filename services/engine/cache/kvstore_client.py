@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from services.engine.cache.arena import Arena
+from services.engine.cache.kv_client import Goal
 from services.engine.cache.kvstore_link import KvLink, LinkError
-from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved, KvStates
+from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved
 from services.protocol import kv
 from services.protocol.frames import FrameError
 
@@ -34,12 +35,31 @@ class _Lease:
     tag: int
     keys: tuple[kv.Key, ...]
     trace: str
+    goal: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
+class _Find:
+    """Asked as a Lookup, and then as a Lease of what is there."""
+
     tag: int
     keys: tuple[kv.Key, ...]
+    goals: tuple[Goal, ...]
+    trace: str
+
+    @property
+    def asked(self) -> tuple[kv.Key, ...]:
+        return (*self.keys, *(goal.key for goal in self.goals if goal.key))
+
+    def lease(self, states: Sequence[kv.KeyState]) -> _Lease | None:
+        """Of the first goal that the store has; `states` of `asked`."""
+        hit = {key for key, state in zip(self.asked, states, strict=True) if state == "hit"}
+        reach = next((index for index, key in enumerate(self.keys) if key not in hit), len(self.keys))
+        for index, goal in enumerate(self.goals):
+            if goal.keys <= reach and (not goal.key or goal.key in hit):
+                keys = self.keys[: goal.keys] + ((goal.key,) if goal.key else ())
+                return _Lease(self.tag, keys, self.trace, index)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +95,7 @@ class _Ping:
     """A Stat whose answer shows that the store is alive while a lease waits for its disk."""
 
 
-_Call = _Lease | _Lookup | _Reserve | _Commit | _Drop | _Release | _Weigh | _Ping
+_Call = _Lease | _Find | _Reserve | _Commit | _Drop | _Release | _Weigh | _Ping
 
 
 @dataclass(slots=True)
@@ -98,7 +118,7 @@ class _Session:
 class KvClient:
     """A connection to the kvstore that is made again whenever it is lost, by one thread.
 
-    `lease`, `lookup` and `reserve` are answered exactly once each by `deliver`, in whatever state the store is: by an
+    `lease`, `find` and `reserve` are answered exactly once each by `deliver`, in whatever state the store is: by an
     empty answer when it is away, dies or stalls. Nothing here raises or waits; every method may be called from any
     thread.
 
@@ -170,9 +190,10 @@ class KvClient:
         released."""
         self._submit(_Lease(tag, tuple(keys), trace))
 
-    def lookup(self, tag: int, keys: Sequence[kv.Key]) -> None:
-        """Ask which of `keys` the store has. Answered by KvStates; nothing is pinned."""
-        self._submit(_Lookup(tag, tuple(keys)))
+    def find(self, tag: int, keys: Sequence[kv.Key], goals: Sequence[Goal], trace: str = "") -> None:
+        """Pin the first of `goals` that the store has whole. Answered by KvLeased, with its index; where it was given
+        up between being found and being pinned, only a part of it is pinned."""
+        self._submit(_Find(tag, tuple(keys), tuple(goals), trace))
 
     def reserve(self, tag: int, entries: Sequence[kv.Entry], trace: str = "") -> None:
         """Ask for room for `entries`. Answered by KvReserved; what it gives room for is to be committed or dropped."""
@@ -278,8 +299,8 @@ class KvClient:
         match call:
             case _Lease(_, keys, trace):
                 message: kv.Call = kv.Lease(call=number, keys=keys, trace=trace)
-            case _Lookup(_, keys):
-                message = kv.Lookup(call=number, keys=keys)
+            case _Find():
+                message = kv.Lookup(call=number, keys=call.asked)
             case _Reserve(_, entries, trace):
                 message = kv.Reserve(call=number, entries=entries, trace=trace)
             case _Commit(keys):
@@ -320,9 +341,14 @@ class KvClient:
                 if reply.lease:
                     lease = next(self._handles)
                     session.leases[lease] = reply.lease
-                self._deliver(KvLeased(call.tag, session.arena, lease, reply.extents, reply.from_disk))
-            case _Lookup(), kv.States() if len(reply.states) == len(call.keys):
-                self._deliver(KvStates(call.tag, reply.states))
+                self._deliver(KvLeased(call.tag, session.arena, lease, reply.extents, reply.from_disk, call.goal))
+            case _Find(), kv.States() if len(reply.states) == len(call.asked):
+                found = call.lease(reply.states)
+                if found is None or not found.keys:
+                    goal = -1 if found is None else found.goal
+                    self._deliver(KvLeased(call.tag, session.arena, 0, (), goal=goal))
+                else:
+                    self._send(found)
             case _Reserve(), kv.Reserved() if len(reply.extents) == len(call.entries):
                 self._deliver(KvReserved(call.tag, session.arena, reply.extents, reply.full))
             case ((_Commit() | _Drop() | _Release() | _Weigh()), kv.Done()):
@@ -367,10 +393,8 @@ class KvClient:
 
     def _answer_empty(self, call: _Call | None) -> None:
         match call:
-            case _Lease(tag):
+            case _Lease(tag) | _Find(tag):
                 self._deliver(KvLeased(tag, None, 0, ()))
-            case _Lookup(tag, keys):
-                self._deliver(KvStates(tag, ("miss",) * len(keys)))
             case _Reserve(tag, entries):
                 self._deliver(KvReserved(tag, None, (None,) * len(entries)))
 

@@ -13,7 +13,7 @@ from services.engine.cache.prefix_cache import BlockChain, PrefixCache
 from services.engine.cache.recompute_cost import RecomputeCost
 from services.engine.cache.restore import Restored, Restores
 from services.engine.cache.write_through import WriteThrough
-from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved, KvStates
+from services.engine.mailbox import KvAnswer, KvConnected, KvLeased, KvReserved
 
 COPIES_UNDER_WAY = 256
 """Each way. More than about 1,000 queued copies make cudaMemcpyAsync block the host (vllm#29013)."""
@@ -120,8 +120,6 @@ class Offload:
 
     def receive(self, message: KvAnswer) -> None:
         match message:
-            case KvStates():
-                self._restores.looked_up(message)
             case KvLeased():
                 self._restores.leased(message)
             case KvReserved():

@@ -1,5 +1,6 @@
 """Brings blocks and checkpoints that the kvstore has back to the device before their request runs."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,10 @@ from services.engine.cache.arena import Arena
 from services.engine.cache.block_pool import BlockPool
 from services.engine.cache.checkpoints import Checkpoint, Checkpoints, Mark
 from services.engine.cache.content import Block
-from services.engine.cache.kv_client import KvClient
+from services.engine.cache.kv_client import Goal, KvClient
 from services.engine.cache.owners import Owner
 from services.engine.cache.prefix_cache import BlockChain, PrefixCache
-from services.engine.mailbox import KvLeased, KvStates
+from services.engine.mailbox import KvLeased
 from services.protocol.kv import Extent, Key
 
 
@@ -49,12 +50,12 @@ class _Restore:
     """Name of the first block that the device has not; empty where it has all."""
     marks: tuple[Mark, ...]
     """Positions at which a checkpoint is sought, the deepest first; none with a model without recurrent state."""
+    here: dict[Key, Checkpoint] = field(default_factory=dict)
+    """Pinned: those of `marks` that are on the device, and only blocks of them are not."""
     mark: Mark | None = None
     """The one to load."""
-    keys: int = 0
-    """Objects asked for in the lease."""
     kept: Checkpoint | None = None
-    """Pinned: that of `mark`, where it is on the device and only blocks of it are not."""
+    """Pinned: that of `mark`, where it is one of those."""
     slot: int = -1
     """Held, for the state."""
     tail: int = -1
@@ -88,9 +89,9 @@ class _Load:
 class Restores:
     """asked -> leased -> loading -> restored. Every restore ends in one Restored, unless it is abandoned.
 
-    With a recurrent model: looked up -> asked -> ... Blocks without a checkpoint behind them save nothing, so the store
-    is first asked what it has; then the deepest checkpoint is loaded whose blocks are all here or there, with just
-    these blocks. Of those that want one checkpoint at once, one loads it and the others wait for that one's end.
+    With a recurrent model, blocks without a checkpoint behind them save nothing: the deepest checkpoint is leased and
+    loaded whose blocks are all here or there, with just these blocks. Of those that want one checkpoint at once, one
+    loads it and the others wait for that one's end.
 
     What is being loaded stays held, and the lease kept, until the last transfer has come back, also where the request
     is gone by then: a copy that is under way cannot be called off.
@@ -174,43 +175,26 @@ class Restores:
         if asked:
             self._first_names.add(asked)
         if not marks:
-            restore.keys = len(wanted)
             self._kv.lease(tag, restore.names(), trace)
-        else:
-            self._kv.lookup(tag, [*restore.names(), *(mark.key for mark in marks)])
+            return
+        goals: list[Goal] = []
+        for mark in marks:
+            checkpoint = self._kept(mark)
+            if checkpoint is not None:
+                self._checkpoints.pin(checkpoint)
+                restore.here[mark.key] = checkpoint
+            goals.append(Goal(bisect_left(wanted, mark.full), b"" if checkpoint is not None else mark.key))
+        self._kv.find(tag, restore.names(), goals, trace)
 
-    def looked_up(self, message: KvStates) -> None:
-        restore = self._answered(message.tag)
-        blocks = len(message.states) - len(restore.marks)
-        if restore.abandoned or self._kv.arena is None:
-            self._end(restore)
-            return
-        states = zip(restore.wanted, message.states[:blocks], strict=True)
-        reach = next((depth for depth, state in states if state != "hit"), restore.chain.full)
-        for mark, state in zip(restore.marks, message.states[blocks:], strict=True):
-            kept = self._kept(mark)
-            if mark.full <= reach and (state == "hit" or kept is not None):
-                break
-        else:
-            self._end(restore)
-            return
-        if mark.key in self._followers:
-            self._followers[mark.key].append(restore)
-            return
-        restore.mark = mark
-        self._followers[mark.key] = []
-        self._shrink(restore, mark.full)
-        if kept is not None:
-            restore.kept = kept
-            self._checkpoints.pin(kept)
-        names = restore.names() if kept is not None else [*restore.names(), mark.key]
-        if not names:  # all has come meanwhile
-            self._end(restore)
-            return
-        restore.keys = len(names)
-        tag = next(self._tags)
-        self._asked[tag] = restore
-        self._kv.lease(tag, names, restore.trace)
+    def _choose(self, restore: _Restore, goal: int) -> None:
+        """Go for the mark of this index, and for none where that is -1."""
+        if goal >= 0:
+            restore.mark = restore.marks[goal]
+            restore.kept = restore.here.pop(restore.mark.key, None)
+            self._shrink(restore, restore.mark.full)
+        for checkpoint in restore.here.values():
+            self._checkpoints.unpin(checkpoint)
+        restore.here.clear()
 
     def _kept(self, mark: Mark) -> Checkpoint | None:
         """The checkpoint there, where the device has its state and its tail."""
@@ -229,11 +213,20 @@ class Restores:
         restore = self._answered(message.tag)
         restore.lease = message.lease
         extents = message.extents
-        useless = not extents or (restore.mark is not None and len(extents) < restore.keys)
-        if restore.abandoned or message.arena is None or useless:
+        if not restore.abandoned:
+            self._choose(restore, message.goal)
+        if restore.abandoned or message.arena is None or (restore.marks and restore.mark is None):
             self._end(restore)
             return
+        if restore.mark is not None:
+            if restore.mark.key in self._followers:
+                self._follow(restore, restore.mark.key)
+                return
+            self._followers[restore.mark.key] = []
         state = restore.mark is not None and restore.kept is None
+        if len(extents) < len(restore.wanted) + state and (restore.marks or not extents):
+            self._end(restore)
+            return
         blocks = len(extents) - state
         if blocks < len(restore.wanted):
             self._shrink(restore, restore.wanted[blocks])
@@ -264,10 +257,20 @@ class Restores:
         if not restore.under_way:
             self._end(restore)
 
+    def _follow(self, restore: _Restore, key: Key) -> None:
+        """Another restore loads this checkpoint: wait for its end."""
+        if restore.lease:
+            self._kv.release(restore.lease)
+            restore.lease = 0
+        if restore.kept is not None:
+            self._checkpoints.unpin(restore.kept)
+        restore.mark = restore.kept = None
+        self._followers[key].append(restore)
+
     def _answered(self, tag: int) -> _Restore:
         restore = self._asked.pop(tag, None)
         if restore is None:
-            raise ValueError(f"a reply to lookup or lease {tag}, which was not asked or is answered already")
+            raise ValueError(f"a reply to find or lease {tag}, which was not asked or is answered already")
         return restore
 
     def _take_slot(self, restore: _Restore) -> bool:
@@ -289,9 +292,7 @@ class Restores:
                 return
         if restore.under_way == 0:  # not answered yet, or waiting for another one's end
             self._shrink(restore, 0)
-            if restore.kept is not None:
-                self._checkpoints.unpin(restore.kept)
-                restore.kept = None
+            self._choose(restore, -1)
             return
         waiting = [load for load in self._ready if load.restore is restore]
         self._ready = deque(load for load in self._ready if load.restore is not restore)
