@@ -88,7 +88,8 @@ $(JUDGES): constraints.txt
 	@for python in $(JUDGE_PYTHONS); do \
 	  "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null || continue; \
 	  echo "Making .venv-judge with $$("$$python" --version) ($$python)"; \
-	  "$$python" -m venv .venv-judge && .venv-judge/bin/python -m pip --disable-pip-version-check install --quiet \
-	    -c constraints.txt cache-pressure && touch $@; exit; \
+	  if "$$python" -m venv .venv-judge && .venv-judge/bin/python -m pip --disable-pip-version-check install --quiet \
+	    -c constraints.txt cache-pressure; then touch $@; \
+	  else echo "cache-pressure could not be installed: tests that need it are skipped until it can"; fi; exit 0; \
 	done; \
 	echo "No Python 3.12 or newer found (tried: $(JUDGE_PYTHONS)): tests that need cache-pressure are skipped"
