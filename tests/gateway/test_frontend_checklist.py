@@ -102,7 +102,7 @@ HELD_BY: dict[str, tuple[str, ...]] = {
         "gateway/test_sessions_store.py::test_the_clients_names_count_in_order",
     ),
     "23 a parent's prefix outlives its sub-agents": (
-        "e2e/test_cache.py::test_conversations_beyond_the_device_pool_are_restored",
+        "e2e/test_cache.py::test_conversations_beyond_the_device_pool_come_back_also_behind_a_restart",
     ),
     "24 overload is a 503, never a 429": (
         "gateway/test_chat_http.py::test_refusals_of_the_engine_come_before_the_headers",
