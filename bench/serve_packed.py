@@ -35,7 +35,7 @@ from typing import Any, Literal
 import httpx
 import torch
 
-from bench import random_checkpoint, results
+from bench import engine, random_checkpoint, results
 from bench.device_memory import used_bytes
 from bench.judges.checkpoint import word_ids
 from bench.judges.server import Server, StackEnded
@@ -47,19 +47,7 @@ from services.engine.weights import recipes
 from services.engine.weights.artifact.manifest import FILE
 from services.engine.weights.loader import load_model
 
-TINY: dict[str, Any] = {
-    **random_checkpoint.TEXT,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "vocab_size": 8192,
-}
+TINY: dict[str, Any] = {**random_checkpoint.TEXT, **engine.TINY, "vocab_size": 8192}
 SHAPES = {"27b": random_checkpoint.TEXT, "tiny": TINY}
 _ANSWER, _LONG_ANSWER = 48, 256
 """Tokens."""
